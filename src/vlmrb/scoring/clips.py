@@ -31,6 +31,17 @@ class Renderer(Protocol):
         """
         ...
 
+    def observe(self, snapshots: NDArray) -> NDArray:
+        """Returns what the agent saw in these states.
+
+        Args:
+            snapshots: ``[..., S]``.
+
+        Returns:
+            ``[..., *observation_shape]``, of the observation's dtype.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class ClipBatch:
@@ -73,6 +84,16 @@ class ClipBatch:
         if frame_size not in self._frames:
             self._frames[frame_size] = self.renderer.render(self.snapshots, frame_size)
         return self._frames[frame_size]
+
+    def observations(self) -> NDArray:
+        """Returns the agent's observations, ``[B, L, *observation_shape]``.
+
+        Raises:
+            ValueError: the batch carries no renderer.
+        """
+        if self.renderer is None:
+            raise ValueError("this scorer needs observations, but the clips carry no renderer: pass renderer=…")
+        return self.renderer.observe(self.snapshots)
 
     def select(self, rows: NDArray[np.int64]) -> ClipBatch:
         """Returns the clips at the given rows, ``int64[K]`` indices into the batch."""
