@@ -1,0 +1,65 @@
+"""Which environment, how many of them, and how their frames look."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vlmrb.envs.registry import find_family
+
+Visuals = Literal["standard", "misleading", "abstract"]
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """Settings of the training environments; evaluation uses the same with other seeds.
+
+    Attributes:
+        id: name of the environment. ``MiniGrid-DoorKey-NxN-v0`` for any N from 5 on is stepped as one batch of arrays,
+            other MiniGrid ids and any Gymnasium id with ``rgb_array`` frames one instance at a time (some 50 to 200
+            times slower). ``package.module:Id`` imports the module first, so that it can register what it brings.
+        num_envs: instances stepped together. More → cheaper steps and more varied batches, but older data between two
+            updates and fewer episodes per instance. Throughput of the array-stepped ids levels off near 64.
+        visuals: how frames look; dynamics and observations never change. ``standard``: MiniGrid's own sprites;
+            ``misleading``: sprites swapped (a key looks like a ball); ``abstract``: textures without meaning. The last
+            two measure how much a scorer leans on what sprites resemble, and exist for MiniGrid ids only.
+        tile_size: edge of a tile in pixels when no frame size is asked for (MiniGrid). Larger → clearer to a scorer,
+            and rendering cost grows with its square: 32 is MiniGrid's own, 8 the least at which all sprites differ.
+        frame_size: longest side of the stored frame in pixels (plain Gymnasium ids only, whose state cannot be drawn
+            again). Larger → clearer to a scorer, and 3·frame_size² bytes per stored step: 12 kB at 64, 197 kB at 256.
+        max_steps: horizon in env steps after which an episode is truncated; ``None`` takes the environment's own
+            (10·N² for DoorKey). Shorter → faster resets and fewer chances of a lucky success.
+        workers: processes that share the instances of Gymnasium-stepped ids; 0 steps all of them in this process.
+            Worth it from about a millisecond per step on; array-stepped ids refuse it, they are faster without.
+        success: ``package.module:function`` called as ``function(info, reward, terminated) -> bool`` for plain
+            Gymnasium ids; ``None`` reads ``info["success"]`` or ``info["is_success"]``, else a positive reward at
+            termination counts as success.
+    """
+
+    id: str = "MiniGrid-DoorKey-6x6-v0"
+    num_envs: int = 32
+    visuals: Visuals = "standard"
+    tile_size: int = 8
+    frame_size: int = 64
+    max_steps: int | None = None
+    workers: int = 0
+    success: str | None = None
+
+    def __post_init__(self) -> None:
+        """Checks what can be checked without making the environment.
+
+        Raises:
+            ValueError: a setting is out of range, or the id is unknown.
+        """
+        for name in ("num_envs", "tile_size", "frame_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"env.{name} must be at least 1, got {getattr(self, name)}")
+        if self.visuals not in ("standard", "misleading", "abstract"):
+            raise ValueError(f"env.visuals must be standard, misleading or abstract, got {self.visuals!r}")
+        if self.max_steps is not None and self.max_steps < 1:
+            raise ValueError(f"env.max_steps must be at least 1, got {self.max_steps}")
+        if not 0 <= self.workers <= self.num_envs:
+            raise ValueError(f"env.workers must be between 0 and num_envs = {self.num_envs}, got {self.workers}")
+        if self.success is not None and ":" not in self.success:
+            raise ValueError(f"env.success must look like package.module:function, got {self.success!r}")
+        find_family(self.id).check(self)

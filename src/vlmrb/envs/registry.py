@@ -1,0 +1,106 @@
+"""Which module is responsible for which environment id.
+
+A *family* is a module (or any object) with the functions of :class:`Family`. The built-in ones are files beside this
+one; yours becomes known with ``vlmrb.envs.register(sys.modules[__name__])`` and is imported by naming it in the id,
+``id: my_package.my_module:MyWorld``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from itertools import chain
+from typing import TYPE_CHECKING, Protocol, cast
+
+if TYPE_CHECKING:
+    from torchrl.envs import EnvBase
+
+    from vlmrb.envs.config import EnvConfig
+    from vlmrb.scoring.clips import Renderer
+
+
+class Family(Protocol):
+    """What a family file offers."""
+
+    def claims(self, env_id: str) -> bool:
+        """Says whether the id (without a leading ``module:``) belongs to this family."""
+        ...
+
+    def check(self, config: EnvConfig) -> None:
+        """Refuses settings that make no sense for this family.
+
+        Raises:
+            ValueError: naming the setting in one line.
+        """
+        ...
+
+    def make_env(self, config: EnvConfig, num_envs: int, seed: int) -> EnvBase:
+        """Makes ``num_envs`` instances as one TorchRL environment of batch size ``[num_envs]``."""
+        ...
+
+    def make_renderer(self, config: EnvConfig) -> Renderer:
+        """Makes what draws this environment's snapshots."""
+        ...
+
+
+# Asked in this order; the last takes whatever Gymnasium knows.
+_BUILT_IN = ("vlmrb.envs.doorkey", "vlmrb.envs.minigrid", "vlmrb.envs.gymnasium")
+_registered: list[Family] = []
+
+
+def register(family: Family) -> None:
+    """Makes a family known; it is asked before those registered earlier and before the built-in ones."""
+    if family not in _registered:
+        _registered.insert(0, family)
+
+
+def find_family(env_id: str) -> Family:
+    """Returns the family that claims an id.
+
+    Args:
+        env_id: ``Id`` or ``package.module:Id``; the module is imported first.
+
+    Raises:
+        ValueError: the module cannot be imported, or nothing claims the id.
+    """
+    module, _, name = env_id.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise ValueError(f"env.id {env_id!r}: cannot import {module!r} ({error})") from error
+    built_in = (cast(Family, importlib.import_module(path)) for path in _BUILT_IN)  # lazy: the later are heavier
+    for family in chain(_registered, built_in):
+        if family.claims(name):
+            return family
+    raise ValueError(f"env.id {env_id!r} is unknown{_suggestion(name)}")
+
+
+def _suggestion(name: str) -> str:
+    import gymnasium
+
+    known = [*gymnasium.registry, *(f"MiniGrid-DoorKey-{n}x{n}-v0" for n in (5, 6, 8, 12, 16))]
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(dict.fromkeys(close))}?" if close else ""
+
+
+def make_env(config: EnvConfig, num_envs: int | None = None, seed: int = 0) -> EnvBase:
+    """Makes the environments as one TorchRL ``EnvBase`` of batch size ``[num_envs]``.
+
+    Args:
+        config: which environment.
+        num_envs: instances; ``None`` takes ``config.num_envs`` (evaluation asks for its own number).
+        seed: of the level generator; two environments with equal settings and seed go through equal levels.
+
+    Raises:
+        ValueError: ``num_envs`` is below 1.
+    """
+    count = config.num_envs if num_envs is None else num_envs
+    if count < 1:
+        raise ValueError(f"num_envs must be at least 1, got {count}")
+    return find_family(config.id).make_env(config, count, seed)
+
+
+def make_renderer(config: EnvConfig) -> Renderer:
+    """Makes the picklable renderer that draws the snapshots of ``make_env(config)``."""
+    return find_family(config.id).make_renderer(config)
