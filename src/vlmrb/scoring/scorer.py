@@ -1,0 +1,117 @@
+"""What a scorer is, what may be done to its answers, and how an answer is checked."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmrb.scoring.clips import ClipBatch
+
+Needs = Literal["frames", "snapshots", "observations"]
+
+
+class ScorerError(RuntimeError):
+    """A scorer cannot be used as it is: it broke its contract or cannot be set up.
+
+    Unlike a scorer that raises, hangs or dies, which costs only its answers, this ends the run: training on would quietly be
+    something else than what was asked for.
+    """
+
+
+class Scorer(ABC):
+    """Judges clips; a subclass needs a name, a version and `score`.
+
+    The constructor stays light and its result picklable: the scorer may be sent to a process of its own before `setup`. A scorer
+    must not keep state that changes its answers, since clips reach it in no promised order and equal clips only once.
+
+    Attributes:
+        name: short, for logs and tables; part of the score cache's key.
+        version: changes whenever answers may change (weights, prompt, thresholds); part of the score cache's key.
+        needs: what `score` reads off its clips.
+        frame_size: upper bound of the frames' height and width in pixels; ``None`` is the environment's default.
+    """
+
+    name: str
+    version: str
+    needs: Needs = "frames"
+    frame_size: int | None = None
+
+    def setup(self) -> None:  # noqa: B027 — optional to override
+        """Loads what is heavy; called once, in the process or thread that scores."""
+
+    @abstractmethod
+    def score(self, clips: ClipBatch) -> NDArray[np.float32]:
+        """Scores clips.
+
+        Args:
+            clips: B clips.
+
+        Returns:
+            ``float32[B]`` in [0, 1]: how sure the scorer is that the clip shows success (the paper's r).
+        """
+
+    def close(self) -> None:  # noqa: B027 — optional to override
+        """Frees what `setup` took; called once, where `setup` was called."""
+
+
+@runtime_checkable
+class ScoreControl(Protocol):
+    """Changes scores on their way into the buffer, in the order in which they arrive (control experiments).
+
+    It works on the learner's side, so its state is checkpointed and the score cache holds clean scores.
+
+    Attributes:
+        name: short, for logs and tables.
+    """
+
+    name: str
+
+    def apply(self, scores: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Returns what to write, ``float32[B]``, for the next ``float32[B]`` scores of the stream."""
+        ...
+
+    def stats(self) -> dict[str, float]:
+        """Returns what to report."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns everything that decides future answers, as plain types."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues exactly where ``state`` was taken."""
+        ...
+
+
+def checked_scores(scorer: Scorer, clips: ClipBatch) -> NDArray[np.float32]:
+    """Asks a scorer and checks the form of its answer.
+
+    Args:
+        scorer: a scorer that has been set up.
+        clips: B clips.
+
+    Returns:
+        ``float32[B]`` in [0, 1].
+
+    Raises:
+        ScorerError: the answer has a wrong shape or type, or holds something that is not a number in [0, 1].
+        Exception: whatever the scorer raises.
+    """
+    answer = scorer.score(clips)
+    name, expected = f"scorer {scorer.name!r}", f"expected float32[{len(clips)}] in [0, 1], one score per clip"
+    try:
+        scores = np.asarray(answer, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise ScorerError(
+            f"{name} returned a {type(answer).__name__} that is no array of numbers; {expected}"
+        ) from error
+    if scores.shape != (len(clips),):
+        raise ScorerError(f"{name} returned shape {scores.shape}; {expected}")
+    bad = ~((scores >= 0) & (scores <= 1))  # written so that NaN is bad, too
+    if bad.any():
+        raise ScorerError(f"{name} returned {scores[bad][0]} for {bad.sum()} of {len(clips)} clips; {expected}")
+    return scores
