@@ -1,0 +1,130 @@
+"""Learning curves: the mean over seeds with a confidence band."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+from numpy.typing import ArrayLike, NDArray
+
+Curve = tuple[ArrayLike, ArrayLike]
+"""Env steps ``[K]``, increasing, and the value at each, ``[K]``."""
+
+# Okabe and Ito's colours, told apart with every common colour blindness; line styles tell them apart in print.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_STYLES = ("-", "--", "-.", ":")
+
+# Student's t at 97.5 %, for 1, 2, … 30 degrees of freedom.
+_T = (
+    (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
+    + (2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860)
+    + (2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423)
+)
+
+
+def student_t(degrees_of_freedom: int) -> float:
+    """Returns the factor of a two-sided 95 % interval, Student's t at 97.5 %.
+
+    Args:
+        degrees_of_freedom: at least 1.
+    """
+    if degrees_of_freedom <= len(_T):
+        return _T[degrees_of_freedom - 1]
+    z = 1.959964
+    return z + (z**3 + z) / (4 * degrees_of_freedom)  # first term of the expansion, right to 0.002 from 31 on
+
+
+def confidence_band(curves: Sequence[Curve]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Averages curves of several seeds, with the half-width of a 95 % confidence interval of their mean (Student's t).
+
+    Curves known at different steps are interpolated linearly at all their steps, over the range that all cover.
+
+    Args:
+        curves: one per seed.
+
+    Returns:
+        Env steps, mean and half-width, each ``float64[K]``; the half-width is NaN for a single curve.
+
+    Raises:
+        ValueError: no curve, an empty one, steps that do not increase, or no range that all cover.
+    """
+    if not curves:
+        raise ValueError("no curves to average")
+    known = [(np.asarray(steps, np.float64), np.asarray(values, np.float64)) for steps, values in curves]
+    for steps, values in known:
+        if steps.ndim != 1 or steps.shape != values.shape or not len(steps) or (np.diff(steps) <= 0).any():
+            raise ValueError(f"a curve needs increasing steps and as many values, got {steps.shape}, {values.shape}")
+    first, last = max(steps[0] for steps, _ in known), min(steps[-1] for steps, _ in known)
+    if first > last:
+        raise ValueError(f"the curves share no range of steps: one begins at {first:.0f}, another ends at {last:.0f}")
+    grid = np.unique(np.concatenate([steps for steps, _ in known]))
+    grid = grid[(grid >= first) & (grid <= last)]
+    table = np.stack([np.interp(grid, steps, values) for steps, values in known])  # [seeds, K]
+    n = len(known)
+    half = student_t(n - 1) * table.std(0, ddof=1) / math.sqrt(n) if n > 1 else np.full(len(grid), np.nan)
+    return grid, table.mean(0), half
+
+
+def plot_learning_curves(
+    curves: Mapping[str, Sequence[Curve]],
+    path: str | os.PathLike[str],
+    *,
+    title: str = "",
+    ylabel: str = "success",
+    bounds: tuple[float, float] | None = (0.0, 1.0),
+) -> None:
+    """Draws one line per label, the mean over its seeds, within a 95 % confidence band where there are several seeds.
+
+    Args:
+        curves: label → one curve per seed: env steps ``[K]`` and values ``[K]``.
+        path: the picture; its suffix says which kind (``.png``, ``.svg``, ``.pdf``).
+        title: above the picture.
+        ylabel: what the values are.
+        bounds: range of the values, to which bands and axis are clipped; ``None`` for unbounded ones.
+
+    Raises:
+        ValueError: nothing to draw, or a curve that `confidence_band` refuses.
+    """
+    if not curves:
+        raise ValueError("no curves to plot")
+    # Figure and canvas by themselves, without pyplot: no global state, no window system.
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for number, (label, seeds) in enumerate(curves.items()):
+        color = _COLORS[number % len(_COLORS)]
+        steps, mean, half = confidence_band(seeds)
+        name = label if len(seeds) == 1 else f"{label} ({len(seeds)} seeds)"
+        axes.plot(steps, mean, color=color, linestyle=_STYLES[number % len(_STYLES)], linewidth=1.8, label=name)
+        if len(seeds) > 1:
+            low, high = mean - half, mean + half
+            if bounds is not None:
+                low, high = np.clip(low, *bounds), np.clip(high, *bounds)
+            axes.fill_between(steps, low, high, color=color, alpha=0.16, linewidth=0)
+    if bounds is not None:
+        margin = 0.02 * (bounds[1] - bounds[0])
+        axes.set_ylim(bounds[0] - margin, bounds[1] + margin)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("env steps")
+    axes.set_ylabel(ylabel)
+    axes.set_title(title)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+    axes.grid(color="#e4e4e4", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="best")
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=144)
+
+
+def _short(value: float) -> str:
+    for size, unit in ((1e6, "M"), (1e3, "K")):
+        if abs(value) >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"
