@@ -1,0 +1,266 @@
+"""Scores by content: a clip that was scored before, by the same scorer and with the same looks, is not scored again."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmrb.scoring.clips import ClipBatch
+
+if TYPE_CHECKING:
+    from vlmrb.scoring.scorer import Scorer
+
+logger = logging.getLogger(__name__)
+
+SCHEMA = 1  # stored in the file's user_version; a file of another schema is set aside like a damaged one
+_BATCH = 500  # keys in one SELECT, below SQLite's oldest limit of 999 variables
+
+
+class ScoreCache:
+    """Maps a clip's content to its score, in memory and, given a path, on disk.
+
+    The key is a digest of the scorer (name, version, prompt, frame size), the renderer's name and the clip's own
+    snapshots, so nothing needs rendering to ask. The file is an SQLite database with a write-ahead log: a process
+    killed at any moment loses at most the last answers, and several runs may share it. A cache never ends a run: if
+    the disk is full or the file turns out damaged, it says so once, counts it and goes on in memory; a damaged file
+    is renamed, never deleted.
+
+    Args:
+        path: a file, or a folder in which ``scores.sqlite`` is kept; ``None`` keeps scores in memory only.
+        max_entries: most scores held in memory, the least recently used going first; about 150 bytes each. The file
+            is not bounded, since its answers may have been paid for; about 50 bytes each.
+
+    Raises:
+        ValueError: ``max_entries`` is below 1.
+        OSError: the file cannot be created, opened or written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None, max_entries: int = 200_000) -> None:
+        if max_entries < 1:
+            raise ValueError(f"a score cache must hold at least 1 entry, got max_entries={max_entries}")
+        self.max_entries = max_entries
+        self.path = None if path is None else _file_of(Path(path))
+        self.hits = 0
+        self.misses = 0
+        self.disk_errors = 0
+        self._memory: OrderedDict[bytes, float] = OrderedDict()
+        self._lock = threading.Lock()
+        self._disk = None if self.path is None else _open(self.path)
+
+    def __len__(self) -> int:
+        """Returns the number of scores in memory."""
+        return len(self._memory)
+
+    def keys(self, scorer: Scorer, clips: ClipBatch) -> list[bytes]:
+        """Digests clips as the scorer would see them.
+
+        Args:
+            scorer: whose answers are meant.
+            clips: B clips; what lies beyond a clip's own length is padding and does not count.
+
+        Returns:
+            B keys of 16 bytes.
+        """
+        identity = (
+            scorer.name,
+            scorer.version,
+            getattr(scorer, "prompt", ""),
+            getattr(scorer, "frame_size", None),
+            "" if clips.renderer is None else clips.renderer.name,
+            clips.snapshots.dtype.str,
+            clips.snapshots.shape[2:],
+        )
+        prefix = hashlib.blake2b(repr(identity).encode(), digest_size=16)
+        keys = []
+        for snapshots, length in zip(np.ascontiguousarray(clips.snapshots), clips.lengths.tolist(), strict=True):
+            digest = prefix.copy()
+            digest.update(snapshots[:length].data)  # the byte count, and so the length, is part of the digest
+            keys.append(digest.digest())
+        return keys
+
+    def get_many(self, keys: Sequence[bytes]) -> NDArray[np.float32]:
+        """Looks scores up, in memory first.
+
+        Args:
+            keys: B keys.
+
+        Returns:
+            ``float32[B]`` in [0, 1], NaN where a clip has not been scored yet.
+        """
+        with self._lock:
+            scores = [self._recall(key) for key in keys]
+            missing = [key for key, score in zip(keys, scores, strict=True) if score is None]
+            if missing and self._disk is not None:
+                found = self._read(missing)
+                self._remember(found.items())
+                scores = [found.get(key) if score is None else score for key, score in zip(keys, scores, strict=True)]
+            answers = np.array([np.nan if score is None else score for score in scores], dtype=np.float32)
+            unknown = int(np.isnan(answers).sum())
+            self.misses += unknown
+            self.hits += len(keys) - unknown
+        return answers
+
+    def put_many(self, keys: Sequence[bytes], scores: NDArray[np.float32]) -> None:
+        """Keeps scores.
+
+        Args:
+            keys: B keys.
+            scores: ``float32[B]`` in [0, 1].
+
+        Raises:
+            ValueError: not one score per key, or a score outside [0, 1]; nothing is kept then.
+        """
+        scores = np.asarray(scores, dtype=np.float32)
+        if scores.shape != (len(keys),):
+            raise ValueError(f"score cache: {len(keys)} keys came with scores of shape {scores.shape}")
+        if not ((scores >= 0) & (scores <= 1)).all():  # also catches NaN, which would be read as "not scored"
+            raise ValueError("score cache: refused scores that are not numbers in [0, 1]")
+        items = list(zip(keys, scores.tolist(), strict=True))
+        with self._lock:
+            self._remember(items)
+            self._write(items)
+
+    def stats(self) -> dict[str, float]:
+        """Returns ``hits``, ``misses``, ``entries`` in memory and ``disk_errors``."""
+        return {
+            "hits": float(self.hits),
+            "misses": float(self.misses),
+            "entries": float(len(self._memory)),
+            "disk_errors": float(self.disk_errors),
+        }
+
+    def close(self) -> None:
+        """Closes the file; the cache goes on in memory. May be called more than once."""
+        with self._lock:
+            if self._disk is not None:
+                self._disk.close()
+                self._disk = None
+
+    def _recall(self, key: bytes) -> float | None:
+        score = self._memory.get(key)
+        if score is not None:
+            self._memory.move_to_end(key)
+        return score
+
+    def _remember(self, items: Iterable[tuple[bytes, float]]) -> None:
+        for key, score in items:
+            self._memory[key] = score
+            self._memory.move_to_end(key)
+        while len(self._memory) > self.max_entries:
+            self._memory.popitem(last=False)
+
+    def _read(self, keys: list[bytes]) -> dict[bytes, float]:
+        assert self._disk is not None
+        found: dict[bytes, float] = {}
+        try:
+            for start in range(0, len(keys), _BATCH):
+                part = keys[start : start + _BATCH]
+                places = ",".join("?" * len(part))
+                found.update(self._disk.execute(f"SELECT key, score FROM scores WHERE key IN ({places})", part))
+        except sqlite3.Error as error:
+            self._disk_failed(error)
+        return found
+
+    def _write(self, items: list[tuple[bytes, float]]) -> None:
+        if self._disk is None:
+            return
+        try:
+            with self._disk:  # one transaction: all of a batch or none of it
+                self._disk.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?)", items)
+        except sqlite3.Error as error:
+            self._disk_failed(error)
+
+    def _disk_failed(self, error: sqlite3.Error) -> None:
+        """Counts a failure; keeps the file for one that may pass (full, locked), and lets go of a damaged one."""
+        self.disk_errors += 1
+        if self.disk_errors == 1:
+            logger.warning("score cache %s: %s; its scores are kept in memory only while this lasts", self.path, error)
+        if _is_damaged(error):
+            assert self._disk is not None
+            assert self.path is not None
+            self._disk.close()
+            self._disk = None
+            try:
+                self._disk = _start_afresh(self.path, error)
+            except OSError as failure:
+                logger.warning("score cache %s: %s; going on in memory", self.path, failure)
+
+
+def _file_of(path: Path) -> Path:
+    return path if path.suffix and not path.is_dir() else path / "scores.sqlite"
+
+
+class _OtherSchemaError(sqlite3.DatabaseError):
+    """The file is a sound database, but not one that this version can read."""
+
+
+def _is_damaged(error: sqlite3.Error) -> bool:
+    if isinstance(error, _OtherSchemaError):
+        return True
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte is the primary code, what is above it a detail
+    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """Opens or makes the file; a damaged one or one of another schema is set aside.
+
+    Raises:
+        OSError: the file cannot be created, opened or written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _connect(path)
+    except sqlite3.Error as error:
+        if _is_damaged(error):
+            return _start_afresh(path, error)
+        raise OSError(errno.EIO, f"score cache cannot be opened ({error})", str(path)) from error
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    # The learner may wait for another run's write, but not for long. Calls are serialised by the cache's own lock.
+    connection = sqlite3.connect(path, timeout=0.25, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")  # a power cut may cost the last answers, never the file
+        (schema,) = connection.execute("PRAGMA user_version").fetchone()
+        if schema not in (0, SCHEMA):
+            raise _OtherSchemaError(f"its schema is {schema}, this version reads {SCHEMA}")
+        with connection:
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, score REAL NOT NULL) WITHOUT ROWID"
+            )
+            connection.execute(f"PRAGMA user_version={SCHEMA}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _start_afresh(path: Path, reason: sqlite3.Error) -> sqlite3.Connection:
+    """Renames the file, with its log, to a name not taken yet and makes a new one.
+
+    Raises:
+        OSError: renaming or creating failed.
+    """
+    aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+    for suffix in ("", "-wal", "-shm"):
+        part = path.with_name(path.name + suffix)
+        if part.exists():
+            part.rename(aside.with_name(aside.name + suffix))
+    logger.warning("score cache %s: %s; kept as %s, starting afresh", path, reason, aside.name)
+    try:
+        return _connect(path)
+    except sqlite3.Error as error:
+        raise OSError(errno.EIO, f"score cache cannot be created ({error})", str(path)) from error

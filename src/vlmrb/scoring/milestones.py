@@ -1,0 +1,82 @@
+"""The privileged baseline: milestones read off the simulator's state, which a VLM never sees (method, section 8)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmrb.envs.grid import DOOR as DOOR_OBJECT
+from vlmrb.envs.grid import GOAL as GOAL_OBJECT
+from vlmrb.envs.grid import KEY as KEY_OBJECT
+from vlmrb.envs.grid import OPEN, POSE_SIZE, GridLayout
+from vlmrb.scoring.clips import ClipBatch
+from vlmrb.scoring.grades import Grades
+from vlmrb.scoring.scorer import Scorer
+
+
+class MilestonesScorer(Scorer):
+    """Grades clips by key taken, door opened and goal reached, from MiniGrid's states: is a VLM needed at all?
+
+    Args:
+        grades: what each milestone is worth; ``grades.success_only`` makes it a plain success label.
+    """
+
+    name = "milestones"
+    needs = "snapshots"
+
+    def __init__(self, grades: Grades | None = None) -> None:
+        self.grades = grades or Grades()
+        self.version = f"1:{self.grades.version}"
+
+    def score(self, clips: ClipBatch) -> NDArray[np.float32]:
+        """Grades clips.
+
+        Args:
+            clips: B clips with snapshots ``uint8[B, L, S]`` of MiniGrid.
+
+        Returns:
+            ``float32[B]`` in [0, 1], above 0.5 where a milestone happens.
+
+        Raises:
+            ValueError: the snapshots are not MiniGrid's.
+        """
+        return self.grades.score(self.events(clips))
+
+    def events(self, clips: ClipBatch) -> NDArray[np.bool_]:
+        """Returns which milestones happen: ``bool[B, 3]``, key taken, door opened, goal reached."""
+        layout = getattr(clips.renderer, "layout", None) or _square(clips.snapshots.shape[-1])
+        state = layout.unpack(clips.snapshots)
+        holds_key = state.carried[..., 0] == KEY_OBJECT  # [B, L]
+        is_door = state.grid[..., 0] == DOOR_OBJECT  # [B, L, W, H]
+        is_open = state.grid[..., 2] == OPEN
+        x, y = state.position[..., 0].astype(np.int64), state.position[..., 1].astype(np.int64)
+        clip, frame = np.indices(x.shape, sparse=True)
+        on_goal = state.grid[clip, frame, x, y, 0] == GOAL_OBJECT  # [B, L]
+
+        within = np.arange(1, x.shape[1]) < clips.lengths[:, None]  # [B, L − 1]; a frame beyond the clip is padding
+        opened = (is_door[:, :-1] & ~is_open[:, :-1] & is_door[:, 1:] & is_open[:, 1:]).any(axis=(2, 3))
+        return np.stack(
+            [
+                (~holds_key[:, :-1] & holds_key[:, 1:] & within).any(axis=1),
+                (opened & within).any(axis=1),
+                (~on_goal[:, :-1] & on_goal[:, 1:] & within).any(axis=1),
+            ],
+            axis=1,
+        )
+
+
+def _square(size: int) -> GridLayout:
+    """Takes snapshots that come without their renderer for those of a square grid.
+
+    Raises:
+        ValueError: no square grid has snapshots of ``size`` elements.
+    """
+    side = math.isqrt(max(size - POSE_SIZE, 0) // 3)
+    layout = GridLayout(side, side)
+    if side == 0 or layout.size != size:
+        raise ValueError(
+            f"the milestones scorer reads snapshots of MiniGrid; {size} elements are none of a square grid"
+        )
+    return layout
