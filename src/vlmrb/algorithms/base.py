@@ -6,15 +6,19 @@ step on one batch; the *replay ratio* is gradient steps per env step.
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pickle
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from jsonargparse import ArgumentError, ArgumentParser
 from lightning import LightningModule
 from tensordict import TensorDictBase
 from torch import Tensor, nn
@@ -264,6 +268,31 @@ class OffPolicyModule(LightningModule, ABC):
         names = [name for name in inspect.signature(type(self).__init__).parameters if name != "self"]
         values = {name: self.training_config if name == "training" else getattr(self, name) for name in names}
         return {name: asdict(value) if is_dataclass(value) else value for name, value in values.items()}
+
+    @classmethod
+    def from_checkpoint(cls, path: str | Path) -> OffPolicyModule:
+        """Builds the module of a checkpoint with its weights, ready to act (``eval`` mode, CPU).
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: the file is no checkpoint of this package, or of settings that this version does not know.
+        """
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"checkpoint {path} does not exist")
+        try:
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+            state = checkpoint["vlmrb"]
+            module_name, _, class_name = state["class_path"].rpartition(".")
+            module_class = getattr(importlib.import_module(module_name), class_name)
+            parser = ArgumentParser(exit_on_error=False)
+            parser.add_class_arguments(module_class, "model")
+            module = parser.instantiate_classes(parser.parse_object({"model": state["init_args"]})).model
+        except (KeyError, EOFError, RuntimeError, pickle.UnpicklingError, ArgumentError) as error:
+            raise ValueError(f"{path} is no checkpoint that this version of vlmrb can read: {error}") from error
+        module.configure_model()
+        module.load_state_dict(checkpoint["state_dict"])
+        module.env_steps, module.grad_steps = state["env_steps"], state["grad_steps"]
+        return module.eval()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds counters, random states and the constructor's arguments; plain types only (weights_only-safe)."""

@@ -60,9 +60,7 @@ class DQN(OffPolicyModule):
             observation_spec.shape, observation_spec.dtype, self.num_actions, self.hidden_sizes, self.colors
         )
         self.target_network = copy.deepcopy(self.q_network).requires_grad_(False)
-        loss = DQNLoss(
-            self.q_network, self.target_network, self.training_config.gamma, self.double, self.loss_function
-        )
+        loss = DQNLoss(self.q_network, self.target_network, self.training_config.gamma, self.double, self.loss_function)
         # Kept out of the module tree: its networks are already there, and would be saved twice.
         object.__setattr__(self, "loss", torch.compile(loss) if self.training_config.compile else loss)
 

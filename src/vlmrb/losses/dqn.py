@@ -74,7 +74,9 @@ class DQNLoss(nn.Module):
         target = self.target(batch)
         value = self.network(batch["observation"]).gather(-1, batch["action"].reshape(-1, 1)).squeeze(-1)
         error = value - target
-        loss = F.smooth_l1_loss(value, target, reduction="none") if self.loss_function == "smooth_l1" else error.square()
+        loss = (
+            F.smooth_l1_loss(value, target, reduction="none") if self.loss_function == "smooth_l1" else error.square()
+        )
         weight = batch.get("priority_weight", None)
         if weight is not None:
             loss = loss * weight.to(loss.dtype)

@@ -1,0 +1,1 @@
+"""Lightning callbacks, each with a key of its own in the configuration."""

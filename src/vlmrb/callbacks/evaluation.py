@@ -1,0 +1,159 @@
+"""Evaluates during training, all replay schemes alike, and writes the run's summary at its end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import shlex
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from vlmrb.evaluation import EvaluationResult, evaluate
+from vlmrb.loggers import CSVTable
+
+if TYPE_CHECKING:
+    from vlmrb.algorithms.base import OffPolicyModule
+
+log = logging.getLogger(__name__)
+THRESHOLDS = (0.5, 0.8, 0.9)
+
+
+class EvaluationCallback(Callback):
+    """Evaluates at step 0, every so many env steps, and at the end; writes ``evaluations.csv`` and ``summary.json``.
+
+    Args:
+        every_n_env_steps: env steps between evaluations. Lower → finer curves, less training per second.
+        episodes: episodes per evaluation. Higher → less noise (50 episodes: ±0.07 standard error at success 0.5).
+        epsilon: exploration rate while evaluating; greedy play loops on grid worlds and reads too low.
+        seed: of the evaluation's levels, the same at every evaluation and apart from training.
+        video: write a GIF of an episode at every evaluation.
+    """
+
+    def __init__(
+        self,
+        every_n_env_steps: int = 10_000,
+        episodes: int = 50,
+        epsilon: float = 0.05,
+        seed: int = 1_000_003,
+        video: bool = False,
+    ) -> None:
+        if every_n_env_steps < 1:
+            raise ValueError(f"evaluation.every_n_env_steps={every_n_env_steps} must be at least 1")
+        if episodes < 1:
+            raise ValueError(f"evaluation.episodes={episodes} must be at least 1")
+        if not 0.0 <= epsilon <= 1.0:
+            raise ValueError(f"evaluation.epsilon={epsilon} must lie in [0, 1]")
+        self.every_n_env_steps = every_n_env_steps
+        self.episodes = episodes
+        self.epsilon = epsilon
+        self.seed = seed
+        self.video = video
+        self.history: list[tuple[int, float]] = []  # (env steps, success)
+        self.seconds = 0.0  # spent training before the last interruption
+        self._next = 0
+        self._started = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the history and the wall time, so that a resumed run's summary covers all of it."""
+        return {"history": [list(row) for row in self.history], "next": self._next, "seconds": self._elapsed()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes up an interrupted run's history."""
+        self.history = [(int(step), float(success)) for step, success in state_dict["history"]]
+        self._next = state_dict["next"]
+        self.seconds = state_dict["seconds"]
+
+    def _elapsed(self) -> float:
+        return self.seconds + (time.perf_counter() - self._started if self._started else 0.0)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Evaluates the untrained policy, unless the run is a resumed one."""
+        self._table = CSVTable(Path(trainer.default_root_dir) / "evaluations.csv")
+        self._table.truncate_after("env_step", pl_module.env_steps - (not self.history))
+        self._started = time.perf_counter()
+        if not self.history:
+            self._evaluate(trainer, pl_module)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Evaluates when it is due."""
+        if pl_module.env_steps >= self._next:
+            self._evaluate(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Evaluates the final policy and writes the summary."""
+        finished = pl_module.env_steps >= pl_module.training_config.total_env_steps
+        if finished and self.history[-1][0] < pl_module.env_steps:
+            self._evaluate(trainer, pl_module)
+        summary = self.summary(pl_module)
+        path = Path(trainer.default_root_dir) / "summary.json"
+        path.write_text(json.dumps(summary, indent=2) + "\n")
+
+    def _evaluate(self, trainer: Trainer, pl_module: OffPolicyModule) -> None:
+        result = evaluate(
+            pl_module,
+            pl_module.env,
+            episodes=self.episodes,
+            seed=self.seed,
+            epsilon=self.epsilon,
+            video=self.video,
+        )
+        step = pl_module.env_steps
+        self.history.append((step, result.success))
+        self._next = (step // self.every_n_env_steps + 1) * self.every_n_env_steps
+        pl_module.latest_evaluation = result
+        metrics = {
+            "eval/success": result.success,
+            "eval/return": result.mean_return,
+            "eval/episode_length": result.mean_length,
+        }
+        self._table.append({"env_step": step, **metrics, "time/wall_s": round(self._elapsed(), 3)})
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=step)
+        if self.video:
+            self._write_video(trainer, result, step)
+
+    def _write_video(self, trainer: Trainer, result: EvaluationResult, step: int) -> None:
+        from vlmrb.media import write_video
+
+        assert result.video is not None
+        write_video(trainer, "evaluation", result.video, step)
+
+    def summary(self, pl_module: OffPolicyModule) -> dict[str, Any]:
+        """Returns the run's summary as plain values.
+
+        ``success`` is the mean of the last three evaluations, ``env_steps_to`` the env steps at the first evaluation
+        that reached each threshold (``null``: never).
+        """
+        successes = [success for _, success in self.history]
+        last = successes[-3:]
+        scoring = pl_module.scoring.stats() if pl_module.scoring is not None else {}
+        return {
+            "success": sum(last) / len(last),
+            "best_success": max(successes),
+            "env_steps": pl_module.env_steps,
+            "grad_steps": pl_module.grad_steps,
+            "env_steps_to": {
+                str(threshold): next((step for step, success in self.history if success >= threshold), None)
+                for threshold in THRESHOLDS
+            },
+            "wall_s": round(self._elapsed(), 1),
+            "finished": pl_module.env_steps >= pl_module.training_config.total_env_steps,
+            "seed": pl_module.seed,
+            "env": pl_module.env.id,
+            "algorithm": type(pl_module).__name__,
+            "evaluation": {"episodes": self.episodes, "epsilon": self.epsilon, "seed": self.seed},
+            "scoring": {key: value for key, value in scoring.items() if isinstance(value, (int, float, str))},
+            "versions": {
+                "python": platform.python_version(),
+                **{name: version(name) for name in ("vlmrb", "torch", "torchrl", "tensordict", "lightning")},
+            },
+            "command": shlex.join(sys.argv),
+        }

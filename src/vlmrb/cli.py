@@ -1,0 +1,110 @@
+"""The command line: `fit` is LightningCLI's, the other verbs are plain functions."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+USAGE = """\
+usage: vlmrb VERB [options]
+
+  fit        train: vlmrb fit -c configs/minigrid/doorkey_6x6_dqn.yaml -c configs/replay/vlm.yaml
+  evaluate   play episodes with a trained agent: vlmrb evaluate --ckpt runs/…/checkpoints/last.ckpt
+  demo       five minutes on a laptop: VLM-RB beside uniform replay, with pictures, in runs/demo
+  sweep      configurations × seeds → CSV and a plot with confidence bands; resumable
+  doctor     check this machine: versions, GPU, rendering, disk; says what to install
+
+Every verb answers --help; `vlmrb fit --help` lists all settings. VLMRB_DEBUG=1 shows full tracebacks.
+"""
+
+
+def _fit(args: list[str]) -> int:
+    from vlmrb.fit import fit
+
+    return fit(args)
+
+
+def _evaluate(args: list[str]) -> int:
+    from vlmrb.verbs import evaluate
+
+    return _call(evaluate, args)
+
+
+def _demo(args: list[str]) -> int:
+    from vlmrb.experiments.demo import demo
+
+    return _call(demo, args)
+
+
+def _sweep(args: list[str]) -> int:
+    from vlmrb.experiments.run import sweep
+
+    return _call(sweep, args)
+
+
+def _doctor(args: list[str]) -> int:
+    from vlmrb.doctor import doctor
+
+    return _call(doctor, args)
+
+
+VERBS: dict[str, Callable[[list[str]], int]] = {
+    "fit": _fit,
+    "evaluate": _evaluate,
+    "demo": _demo,
+    "sweep": _sweep,
+    "doctor": _doctor,
+}
+
+
+def _call(function: Callable[..., int | None], args: list[str]) -> int:
+    """Parses ``args`` by the function's signature and docstring, and calls it."""
+    from jsonargparse import auto_cli
+
+    return auto_cli(function, args=args, parser_class=None, as_positional=False, exit_on_error=False) or 0  # type: ignore[call-arg]
+
+
+def one_line(error: BaseException) -> str:
+    """Returns an exception's message without line breaks."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb; returns the process's exit code (2 for bad usage, 1 for a failure, 143 after SIGTERM)."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0
+    verb = args.pop(0)
+    if verb == "--version":
+        from vlmrb import __version__
+
+        print(__version__)
+        return 0
+    if verb not in VERBS:
+        print(f"vlmrb: error: unknown verb {verb!r}; choose from {', '.join(VERBS)}", file=sys.stderr)
+        return 2
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        return VERBS[verb](args)
+    except KeyboardInterrupt:
+        print(f"vlmrb {verb}: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if os.environ.get("VLMRB_DEBUG"):
+            traceback.print_exc()
+        print(f"vlmrb {verb}: error: {one_line(error)}", file=sys.stderr)
+        return 2 if _is_usage_error(error) else 1
+
+
+def _is_usage_error(error: Exception) -> bool:
+    from argparse import ArgumentError
+
+    return isinstance(error, ArgumentError)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Comparisons over schemes and seeds, and the demo."""
