@@ -1,101 +1,21 @@
-"""The one TorchRL environment of this package: a batch of instances behind arrays.
+"""The one TorchRL environment of this package.
 
-A :class:`Simulator` knows a family's dynamics and speaks NumPy; :class:`SimulatorEnv` gives it TorchRL's manners (specs,
-keys, partial resets). Families differ in their simulator alone.
+A :class:`~vlmrb.envs.simulator.Simulator` knows a family's dynamics and speaks NumPy; :class:`SimulatorEnv` gives it
+TorchRL's manners (specs, keys, partial resets). Families differ in their simulator alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Binary, Bounded, Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
-
-@dataclass(frozen=True)
-class Spaces:
-    """Shapes and types of one instance.
-
-    Attributes:
-        observation_shape: of one observation.
-        observation_dtype: its NumPy type.
-        snapshot_size: S, elements of one snapshot.
-        action: number of discrete actions, or ``(low, high)`` of a continuous one, each ``float32[A]``.
-        snapshot_dtype: NumPy type of a snapshot.
-    """
-
-    observation_shape: tuple[int, ...]
-    observation_dtype: DTypeLike
-    snapshot_size: int
-    action: int | tuple[NDArray[np.float32], NDArray[np.float32]]
-    snapshot_dtype: DTypeLike = np.uint8
-
-
-class Step(NamedTuple):
-    """What a step of all instances leads to: the true states after it, before any reset. Arrays are the caller's.
-
-    Attributes:
-        observation: ``[n, *observation_shape]``.
-        snapshot: ``[n, S]``.
-        reward: ``float32[n]``.
-        success: ``bool[n]``, the goal was reached by this very step.
-        terminated: ``bool[n]``, the episode ended in a terminal state.
-        truncated: ``bool[n]``, the episode ran into its horizon; may hold together with ``terminated``.
-    """
-
-    observation: NDArray
-    snapshot: NDArray
-    reward: NDArray[np.float32]
-    success: NDArray[np.bool_]
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
-
-
-class Simulator(Protocol):
-    """Dynamics of ``num_envs`` instances. Never resets by itself.
-
-    Attributes:
-        num_envs: n.
-        spaces: of one instance.
-        exact_resume: whether ``load_state_dict`` continues every episode where it was; otherwise it starts new ones.
-    """
-
-    num_envs: int
-    spaces: Spaces
-    exact_resume: bool
-
-    def step(self, action: NDArray) -> Step:
-        """Moves every instance on; ``action`` is ``int64[n]`` or ``float32[n, A]``."""
-        ...
-
-    def restart(self, rows: NDArray[np.int64]) -> None:
-        """Begins new episodes in the given instances, ``int64[k]``."""
-        ...
-
-    def look(self) -> tuple[NDArray, NDArray]:
-        """Returns fresh arrays of the current observations ``[n, …]`` and snapshots ``[n, S]``."""
-        ...
-
-    def seed(self, seed: int) -> None:
-        """Seeds the generator of levels to come."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state as tensors, ints and strings."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
-        ...
-
-    def close(self) -> None:
-        """Lets go of windows, files and processes; a second call does nothing."""
-        ...
+from vlmrb.envs.simulator import Simulator
 
 
 class SimulatorEnv(EnvBase):
@@ -140,12 +60,12 @@ class SimulatorEnv(EnvBase):
         return self.simulator.exact_resume
 
     def current(self) -> TensorDict:
-        """Returns the root tensordict of the states the instances are in, all flags false: where a collector goes on."""
+        """Returns the root tensordict of the instances' present states, all flags false: where a collector goes on."""
         observation, snapshot = self.simulator.look()
         source = {"observation": torch.from_numpy(observation), "snapshot": torch.from_numpy(snapshot)}
         for key in ("success", "done", "terminated", "truncated"):
             source[key] = torch.zeros(self.simulator.num_envs, 1, dtype=torch.bool)
-        return TensorDict(source, self.batch_size, device=self.device)
+        return self._tensordict(source)
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_: object) -> TensorDict:
         rows = np.arange(self.simulator.num_envs)
@@ -166,7 +86,33 @@ class SimulatorEnv(EnvBase):
             "terminated": torch.from_numpy(step.terminated[:, None]),
             "truncated": torch.from_numpy(step.truncated[:, None]),
         }
-        return TensorDict(source, self.batch_size, device=self.device)
+        return self._tensordict(source)
+
+    def _tensordict(self, source: dict[str, torch.Tensor]) -> TensorDict:
+        """Wraps tensors that are known to be ``[n, …]`` and on the CPU.
+
+        Not the public constructor: its checks of every entry cost as much as the dynamics. TorchRL does the same.
+        """
+        return TensorDict._new_unsafe(source, batch_size=self.batch_size, device=self.device)
+
+    def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
+        """Steps, then begins new episodes where one ended; see ``EnvBase.step_and_maybe_reset``.
+
+        Does what TorchRL's version does for one flat group of done flags, without looking up the specs each time: that
+        took two thirds of a vector step (a test compares the two, key by key). Partial steps are left to TorchRL.
+        """
+        if "_step" in tensordict or "next" in tensordict:
+            return super().step_and_maybe_reset(tensordict)
+        after = self._step(tensordict)
+        ended = after.get("done").numpy()
+        if ended.any():
+            self.simulator.restart(np.flatnonzero(ended))
+            fresh = dict(self.current().items())
+        else:
+            fresh = {key: value for key, value in after.items() if key != "reward"}
+        root = self._tensordict({**dict(tensordict.items()), **fresh})  # keeps what policy and collector wrote
+        tensordict.set("next", after)
+        return tensordict, root
 
     def _set_seed(self, seed: int | None) -> None:
         if seed is not None:
@@ -174,16 +120,20 @@ class SimulatorEnv(EnvBase):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Returns everything the instances' future depends on, as tensors, ints and strings (``weights_only``-safe)."""
-        return self.simulator.state_dict()
+        state = self.simulator.state_dict()
+        return {key: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for key, v in state.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Restores ``state_dict``; go on from :meth:`current`. An empty one, as TorchRL's collectors save, does nothing.
+        """Restores ``state_dict``; go on from :meth:`current`.
+
+        An empty state, which is what TorchRL's own collectors save for an environment, changes nothing.
 
         Raises:
             ValueError: the state belongs to other settings or to another version of this package.
         """
         if state_dict:
-            self.simulator.load_state_dict(state_dict)
+            state = {key: v.cpu().numpy() if isinstance(v, torch.Tensor) else v for key, v in state_dict.items()}
+            self.simulator.load_state_dict(state)
 
     def close(self, *, raise_if_closed: bool = False) -> None:
         """Closes the simulator; a second call does nothing."""

@@ -9,10 +9,8 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from vlmrb.envs.batch import SimulatorEnv, Spaces, Step
 from vlmrb.envs.grid import (
     AGENT,
     CLOSED,
@@ -30,8 +28,10 @@ from vlmrb.envs.grid import (
     YELLOW,
     GridLayout,
 )
+from vlmrb.envs.simulator import Spaces, Step
 
 if TYPE_CHECKING:
+    from vlmrb.envs.batch import SimulatorEnv
     from vlmrb.envs.config import EnvConfig
     from vlmrb.scoring.clips import Renderer
 
@@ -109,9 +109,7 @@ class DoorKeySimulator:
         self._seen_row = np.arange(num_envs) * size * size
         self._ahead = np.array([size, 1, -size, -1], np.int64)
         x, y, direction = (axis.reshape(-1) for axis in np.indices((size, size, 4)))
-        self._poses = np.stack((x, y, direction), axis=1).astype(
-            np.uint8
-        )  # [(x·N + y)·4 + direction] → x, y, direction
+        self._poses = np.stack((x, y, direction), axis=1).astype(np.uint8)  # [(x·N + y)·4 + direction]
         self._agents = np.array([(AGENT, RED, direction) for direction in range(4)], np.uint8)
         self.seed(seed)
         self.restart(np.arange(num_envs))
@@ -219,8 +217,8 @@ class DoorKeySimulator:
         """Returns states, step counts and the generator: all that the future depends on besides actions."""
         return {
             "schema": _SCHEMA,
-            "snapshots": torch.from_numpy(self._state.copy()),
-            "steps": torch.from_numpy(self._steps.copy()),
+            "snapshots": self._state.copy(),
+            "steps": self._steps.copy(),
             "rng": self._rng.bit_generator.state,
         }
 
@@ -232,12 +230,12 @@ class DoorKeySimulator:
         """
         if state.get("schema") != _SCHEMA:
             raise ValueError(f"this DoorKey state has schema {state.get('schema')}, this version reads {_SCHEMA}")
-        if tuple(state["snapshots"].shape) != self._state.shape:
+        if state["snapshots"].shape != self._state.shape:
             raise ValueError(
-                f"this DoorKey state is of shape {tuple(state['snapshots'].shape)}, but the settings ask for "
+                f"this DoorKey state is of shape {state['snapshots'].shape}, but the settings ask for "
                 f"{self._state.shape}: keep env.id and env.num_envs when resuming"
             )
-        self.set_states(np.arange(self.num_envs), state["snapshots"].numpy(), state["steps"].numpy())
+        self.set_states(np.arange(self.num_envs), state["snapshots"], state["steps"])
         self._rng.bit_generator.state = state["rng"]
 
     def close(self) -> None:
@@ -270,6 +268,8 @@ def check(config: EnvConfig) -> None:
 
 def make_env(config: EnvConfig, num_envs: int, seed: int) -> SimulatorEnv:
     """Makes a batch of DoorKey levels."""
+    from vlmrb.envs.batch import SimulatorEnv
+
     return SimulatorEnv(DoorKeySimulator(_size(config.id), num_envs, config.max_steps, seed))
 
 
