@@ -17,16 +17,16 @@ Needs = Literal["frames", "snapshots", "observations"]
 class ScorerError(RuntimeError):
     """A scorer cannot be used as it is: it broke its contract or cannot be set up.
 
-    Unlike a scorer that raises, hangs or dies, which costs only its answers, this ends the run: training on would quietly be
-    something else than what was asked for.
+    Unlike a scorer that raises, hangs or dies, which costs only its answers, this ends the run: training on would
+    quietly be something else than what was asked for.
     """
 
 
 class Scorer(ABC):
     """Judges clips; a subclass needs a name, a version and `score`.
 
-    The constructor stays light and its result picklable: the scorer may be sent to a process of its own before `setup`. A scorer
-    must not keep state that changes its answers, since clips reach it in no promised order and equal clips only once.
+    The constructor stays light and its result picklable: the scorer may be sent to a process of its own before `setup`.
+    A scorer keeps no state that changes its answers: clips reach it in no promised order, and equal clips only once.
 
     Attributes:
         name: short, for logs and tables; part of the score cache's key.

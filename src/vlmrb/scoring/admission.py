@@ -1,0 +1,130 @@
+"""The queue in front of the scorer: bounded, ordered by the selection policy, one entry per distinct content."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmrb.scoring.meter import Counts
+from vlmrb.scoring.policy import SelectionPolicy, WaitingClips
+
+
+@dataclass(slots=True)
+class Content:
+    """Clips that look the same to the scorer and so share one score.
+
+    Attributes:
+        key: the cache's key, or made from the clip's id if there is no cache.
+        clip_ids: in order of completion.
+        completed: env step at which each was completed.
+        attempts: how often the scorer failed on it.
+    """
+
+    key: bytes
+    clip_ids: list[int]
+    completed: list[int]
+    attempts: int = 0
+
+
+class AdmissionQueue:
+    """Holds what waits for the scorer, and remembers what has been handed to it until that is settled.
+
+    A clip that equals one waiting or handed over joins it. A clip leaves as *stale* once none of its rows lives, as
+    *dropped* if there is no room; both are counted in ``counts``.
+
+    Args:
+        policy: which clips go first.
+        max_waiting: most entries; ``None`` for no bound.
+        alive: tells whether a clip still has rows.
+        counts: where stale and dropped clips are counted.
+    """
+
+    def __init__(
+        self, policy: SelectionPolicy, max_waiting: int | None, alive: Callable[[int], bool], counts: Counts
+    ) -> None:
+        self.policy = policy
+        self.waiting: dict[bytes, Content] = {}
+        self._max_waiting = max_waiting
+        self._alive = alive
+        self._counts = counts
+        self._known: dict[bytes, Content] = {}  # waiting or handed over
+
+    def __len__(self) -> int:
+        """Entries not settled, those handed over included."""
+        return len(self._known)
+
+    def add(self, key: bytes, clip_id: int, completed: int, attempts: int = 0) -> None:
+        """Admits a clip; `bound` afterwards keeps the queue within its size."""
+        content = self._known.get(key)
+        if content is None:
+            content = self._known[key] = self.waiting[key] = Content(key, [], [])
+        content.clip_ids.append(clip_id)
+        content.completed.append(completed)
+        content.attempts = max(content.attempts, attempts)
+
+    def bound(self) -> None:
+        """Makes room: clips whose rows are gone leave first, then the policy's last choices."""
+        if self._max_waiting is None or len(self.waiting) <= self._max_waiting:
+            return
+        self._prune(list(self.waiting.values()))
+        if len(self.waiting) > self._max_waiting:
+            contents = list(self.waiting.values())
+            for place in self._rank(contents)[self._max_waiting :]:
+                self.drop(contents[place])
+
+    def choose(self, count: int) -> list[Content]:
+        """Hands over the policy's first choices, at most ``count``, that still have rows."""
+        contents = list(self.waiting.values())
+        chosen: list[Content] = []
+        for place in self._rank(contents):
+            content = contents[place]
+            self._prune([content])
+            if content.clip_ids:
+                chosen.append(content)
+                del self.waiting[content.key]
+                if len(chosen) == count:
+                    break
+        return chosen
+
+    def put_back(self, content: Content) -> None:
+        """Takes back what was handed over and got no score."""
+        self.waiting[content.key] = content
+
+    def settle(self, content: Content) -> None:
+        """Forgets an entry: its score has come."""
+        del self._known[content.key]
+        self.waiting.pop(content.key, None)
+
+    def drop(self, content: Content) -> None:
+        """Forgets an entry: it will get no score."""
+        self._counts.dropped += len(content.clip_ids)
+        self.settle(content)
+
+    def drop_all(self) -> None:
+        """Forgets everything, what was handed over included."""
+        for content in list(self._known.values()):
+            self.drop(content)
+
+    def _prune(self, contents: Iterable[Content]) -> None:
+        for content in contents:
+            alive = [self._alive(clip_id) for clip_id in content.clip_ids]
+            if all(alive):
+                continue
+            self._counts.stale += alive.count(False)
+            content.clip_ids = [clip_id for clip_id, lives in zip(content.clip_ids, alive, strict=True) if lives]
+            content.completed = [step for step, lives in zip(content.completed, alive, strict=True) if lives]
+            if not content.clip_ids:
+                self.settle(content)
+
+    def _rank(self, contents: list[Content]) -> NDArray[np.int64]:
+        size = len(contents)
+        return self.policy.rank(
+            WaitingClips(
+                np.fromiter((content.clip_ids[-1] for content in contents), np.int64, size),
+                np.fromiter((content.completed[0] for content in contents), np.int64, size),
+                np.fromiter((content.completed[-1] for content in contents), np.int64, size),
+            )
+        )

@@ -1,0 +1,181 @@
+"""Where a scorer runs: beside the learner in the same thread, or in a thread of its own. A process: see `process`."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import traceback
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmrb.scoring.clips import ClipBatch
+from vlmrb.scoring.scorer import Scorer, ScorerError, checked_scores
+
+logger = logging.getLogger(__name__)
+
+THREAD_GRACE_S = 5.0  # how long `close` waits for a batch that a thread is busy with
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of one batch.
+
+    Attributes:
+        ticket: which batch.
+        scores: ``float32[B]`` in [0, 1], or ``None`` if there are none.
+        error: why there are none, in one line: the end of a sentence about the scorer, or, if fatal, a sentence.
+        detail: the traceback, if there is one.
+        blamed: the failure happened while this batch was being scored, so its clips may be the cause.
+        fatal: the scorer broke its contract.
+    """
+
+    ticket: int
+    scores: NDArray[np.float32] | None = None
+    error: str = ""
+    detail: str = ""
+    blamed: bool = True
+    fatal: bool = False
+
+
+def answer(scorer: Scorer, ticket: int, clips: ClipBatch) -> Answer:
+    """Asks a scorer; whatever it raises becomes part of the answer."""
+    try:
+        return Answer(ticket, checked_scores(scorer, clips))
+    except ScorerError as error:
+        return Answer(ticket, error=str(error), fatal=True)
+    except Exception as error:  # any failure of foreign code; the service counts and reports it
+        return Answer(ticket, error=f"raised {describe(error)}", detail=traceback.format_exc())
+
+
+def close_quietly(scorer: Scorer) -> None:
+    """Closes a scorer; one that cannot even do that is reported, since nothing more depends on it."""
+    try:
+        scorer.close()
+    except Exception:  # foreign code at the very end: must not hide why we are closing
+        logger.warning("scorer %r failed in close()", scorer.name, exc_info=True)
+
+
+def describe(error: BaseException) -> str:
+    """Returns an exception's type and message in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+class Backend(ABC):
+    """Runs a scorer. No method waits, except in `SyncBackend` and for a short while in `close`.
+
+    Attributes:
+        restarts: how often the scorer was started again.
+        dead: why the scorer was given up; empty while there is hope.
+    """
+
+    restarts: int = 0
+    dead: str = ""
+
+    @property
+    @abstractmethod
+    def accepting(self) -> bool:
+        """Whether the scorer is set up and may be handed a batch."""
+
+    @abstractmethod
+    def submit(self, ticket: int, clips: ClipBatch) -> None:
+        """Hands a batch over; tickets are answered in the order in which they were submitted."""
+
+    @abstractmethod
+    def collect(self) -> list[Answer]:
+        """Returns what was answered since the last call, and keeps the scorer running."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stops the scorer. Batches still unanswered are forgotten. May be called more than once."""
+
+
+class SyncBackend(Backend):
+    """Scores inside `submit`: the reference that the others are compared with.
+
+    Raises:
+        ScorerError: the scorer could not be set up.
+    """
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+        self._answers: list[Answer] = []
+        self._closed = False
+        try:
+            scorer.setup()
+        except Exception as error:
+            raise ScorerError(f"scorer {scorer.name!r} cannot be set up: {describe(error)}") from error
+
+    @property
+    def accepting(self) -> bool:
+        """Always, until closed."""
+        return not self._closed
+
+    def submit(self, ticket: int, clips: ClipBatch) -> None:
+        """Scores the batch now."""
+        self._answers.append(answer(self._scorer, ticket, clips))
+
+    def collect(self) -> list[Answer]:
+        """Returns the answers of the batches submitted since."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    def close(self) -> None:
+        """Closes the scorer."""
+        if not self._closed:
+            self._closed = True
+            close_quietly(self._scorer)
+
+
+class ThreadBackend(Backend):
+    """Scores in a thread of this process, for scorers that are quick or only wait (for a server, say).
+
+    It cannot stop a scorer that hangs: such a one holds up its two batches and the thread until the program ends, and
+    while it computes without releasing the interpreter's lock, training stands still. Use a process for anything slow.
+    """
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+        self._batches: queue.SimpleQueue[tuple[int, ClipBatch] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._ready = False
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=f"scorer-{scorer.name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def accepting(self) -> bool:
+        """Whether `Scorer.setup` has come back."""
+        return self._ready and not self._closed
+
+    def submit(self, ticket: int, clips: ClipBatch) -> None:
+        """Queues the batch for the thread."""
+        self._batches.put((ticket, clips))
+
+    def collect(self) -> list[Answer]:
+        """Returns what the thread has answered."""
+        return [self._answers.get_nowait() for _ in range(self._answers.qsize())]
+
+    def close(self) -> None:
+        """Lets the thread end after the batch it is busy with; says so if that takes longer than a few seconds."""
+        if self._closed:
+            return
+        self._closed = True
+        self._batches.put(None)
+        self._thread.join(THREAD_GRACE_S)
+        if self._thread.is_alive():
+            logger.warning("scorer %r is still busy in its thread, which ends with the program", self._scorer.name)
+
+    def _run(self) -> None:
+        try:
+            self._scorer.setup()
+        except Exception as error:  # foreign code; the service reports it
+            self.dead = f"it could not be set up ({describe(error)})"
+            return
+        self._ready = True
+        while (batch := self._batches.get()) is not None and not self._closed:
+            self._answers.put(answer(self._scorer, *batch))
+        close_quietly(self._scorer)

@@ -1,0 +1,68 @@
+"""Settings of the scoring service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vlmrb.scoring.policy import SelectionPolicy
+
+
+@dataclass(frozen=True)
+class ScoringConfig:
+    """How clips get to the scorer and what happens when it fails.
+
+    Attributes:
+        backend: where scores are computed. ``process`` lets training go on, and is the only one that can stop a scorer
+            that hangs; ``thread`` starts at once but shares the interpreter with training, so it suits quick or waiting
+            scorers; ``sync`` scores every clip before training goes on: reproducible, and as slow as the scorer.
+        policy: which clips go first, and which are dropped last when there are more than the scorer can take.
+            ``newest`` keeps scores close to the present policy; ``random`` covers all experience evenly; ``oldest``
+            wastes nothing but lags behind without bound once the scorer is too slow.
+        max_waiting: most distinct clips waiting. Higher → more clips to choose from, older scores.
+        batch_clips: most clips in one call of the scorer. Higher → more clips/s from a GPU, more memory,
+            longer delay. One poll hands over at most ``max_in_flight × batch_clips``.
+        max_in_flight: batches handed over and not answered yet. 2 keeps a scorer busy; more only commits to clips
+            earlier.
+        timeout_s: seconds a batch may take before its process is killed (process only). Higher → patience with a slow
+            scorer, longer silence with a hung one.
+        startup_timeout_s: seconds `Scorer.setup` may take (process only); a large model loads for minutes.
+        max_restarts: restarts in a row, without a batch answered in between, before the scorer is given up and replay
+            goes on without new scores (process only).
+        backoff_s: seconds before the first restart, doubled with each further one in a row, at most 60 (process only).
+        threads: CPU threads of the scoring process, left to the libraries' own choice if ``None``. Higher → faster
+            scores on a CPU, slower training beside them (process only).
+        threshold: τ, above which a score counts as positive in the statistics; what replay does is set there.
+        seed: seeds the ``random`` policy.
+    """
+
+    backend: Literal["process", "thread", "sync"] = "process"
+    policy: Literal["newest", "random", "oldest"] | SelectionPolicy = "newest"
+    max_waiting: int = 1024
+    batch_clips: int = 16
+    max_in_flight: int = 2
+    timeout_s: float = 120.0
+    startup_timeout_s: float = 900.0
+    max_restarts: int = 3
+    backoff_s: float = 1.0
+    threads: int | None = 1
+    threshold: float = 0.5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuses settings that cannot work, naming them."""
+        if self.backend not in ("process", "thread", "sync"):
+            raise ValueError(f"scoring.backend={self.backend!r} must be process, thread or sync")
+        for name in ("max_waiting", "batch_clips", "max_in_flight"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"scoring.{name}={getattr(self, name)} must be at least 1")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"scoring.threads={self.threads} must be at least 1, or null")
+        for name in ("timeout_s", "startup_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"scoring.{name}={getattr(self, name)} must be positive")
+        for name in ("max_restarts", "backoff_s"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"scoring.{name}={getattr(self, name)} must not be negative")
+        if not 0.0 <= self.threshold <= 1.0:
+            raise ValueError(f"scoring.threshold={self.threshold} must lie in [0, 1]")

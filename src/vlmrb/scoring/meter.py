@@ -1,0 +1,97 @@
+"""What the scoring service has done so far, in numbers."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+RECENT = 1024  # clips, or batches, that means, percentiles and rates are taken over
+HISTOGRAM_BINS = 20
+
+
+@dataclass
+class Counts:
+    """Clips since the run began, unless noted.
+
+    Attributes:
+        emitted: completed by the buffer.
+        scored: their score was written.
+        stale: all their rows were overwritten before the score came.
+        dropped: no room in the queue, or the scorer failed on them.
+        cache_hits: of the scored, those that the scorer was not asked about.
+        positives: of the scored, those above the threshold.
+        failures: *batches* that got no answer.
+    """
+
+    emitted: int = 0
+    scored: int = 0
+    stale: int = 0
+    dropped: int = 0
+    cache_hits: int = 0
+    positives: int = 0
+    failures: int = 0
+
+
+class ScoringMeter:
+    """Counts clips and measures delays.
+
+    Args:
+        threshold: τ in [0, 1], strictly exceeded by a positive score.
+    """
+
+    def __init__(self, threshold: float) -> None:
+        self.counts = Counts()
+        self._threshold = threshold
+        self._histogram = np.zeros(HISTOGRAM_BINS, np.int64)
+        self._latencies_ms: deque[float] = deque(maxlen=RECENT)
+        self._delays: deque[int] = deque(maxlen=RECENT)
+        self._written: deque[tuple[float, int]] = deque([(time.monotonic(), 0)], maxlen=RECENT)
+
+    def answered(self, seconds: float) -> None:
+        """Notes how long a batch took, from hand-over to answer."""
+        self._latencies_ms.append(1000 * seconds)
+
+    def written(self, scores: NDArray[np.float32], delays: list[int]) -> None:
+        """Notes scores written, ``float32[B]`` in [0, 1], and how many env steps after their clip's completion."""
+        self.counts.scored += len(scores)
+        self.counts.positives += int((scores > self._threshold).sum())
+        bins = np.minimum((scores * HISTOGRAM_BINS).astype(np.int64), HISTOGRAM_BINS - 1)
+        self._histogram += np.bincount(bins, minlength=HISTOGRAM_BINS)
+        self._delays.extend(delays)
+        self._written.append((time.monotonic(), len(scores)))
+
+    def stats(self) -> dict[str, float]:
+        """Returns the counts; shares; recent rates, latencies and delays, NaN before the first answer."""
+        counts, written = self.counts, list(self._written)
+        latency = np.percentile(self._latencies_ms, (50, 95)) if self._latencies_ms else (np.nan, np.nan)
+        delay = (np.mean(self._delays), np.percentile(self._delays, 95)) if self._delays else (np.nan, np.nan)
+        return {
+            **asdict(counts),
+            "share_scored": counts.scored / max(1, counts.emitted),
+            "share_positive": counts.positives / max(1, counts.scored),
+            "clips_per_s": sum(clips for _, clips in written[1:]) / max(time.monotonic() - written[0][0], 1e-9),
+            "latency_ms_p50": float(latency[0]),
+            "latency_ms_p95": float(latency[1]),
+            "delay_env_steps_mean": float(delay[0]),
+            "delay_env_steps_p95": float(delay[1]),
+        }
+
+    def histogram(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Returns how often scores fell into each of 20 equal bins: counts ``int64[20]`` and edges ``float64[21]``."""
+        return self._histogram.copy(), np.linspace(0.0, 1.0, HISTOGRAM_BINS + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns counts and histogram; what is recent starts afresh in a resumed run."""
+        return {"counts": asdict(self.counts), "histogram": torch.from_numpy(self._histogram.copy())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores counts and histogram."""
+        self.counts.__dict__.update(asdict(Counts(**state["counts"])))
+        self._histogram = state["histogram"].numpy().copy()

@@ -1,0 +1,329 @@
+"""Gets finished clips scored and the scores written back, without making the learner wait."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vlmrb.scoring.admission import AdmissionQueue, Content
+from vlmrb.scoring.backends import Answer, Backend, SyncBackend, ThreadBackend
+from vlmrb.scoring.cache import ScoreCache
+from vlmrb.scoring.clips import Renderer
+from vlmrb.scoring.config import ScoringConfig
+from vlmrb.scoring.meter import ScoringMeter
+from vlmrb.scoring.policy import make_policy
+from vlmrb.scoring.process import ProcessBackend
+from vlmrb.scoring.scorer import ScoreControl, Scorer, ScorerError
+
+if TYPE_CHECKING:
+    from vlmrb.replay.buffer import VLMReplayBuffer
+
+logger = logging.getLogger(__name__)
+
+SCHEMA = 1
+MAX_ATTEMPTS = 2  # a clip that was there when the scorer failed twice is not shown again
+ADMIT_CLIPS = 256  # clips looked at in one go, which bounds the memory that a burst takes
+MAX_REPORTS = 100  # distinct failures worth a warning
+
+
+class ScoringService:
+    """Owns the admission queue, the selection policy, the cache and the back-end; knows nothing of Lightning.
+
+    Call `poll` regularly from the thread that owns the buffer. With the back-ends ``thread`` and ``process`` it never
+    waits: it writes scores that have come back, takes in the clips completed since and hands over what the scorer can
+    take. At all times ``emitted = scored + waiting + in_flight + stale + dropped``, counted in clips.
+
+    A scorer that raises, hangs or dies costs the clips it was shown (each is tried twice), at worst all scores to come:
+    replay then goes on as if they were never scored. A scorer that answers with something else than numbers in [0, 1],
+    one per clip, ends the run.
+
+    Args:
+        buffer: where clips come from and scores go.
+        scorer: who scores; `Scorer.setup` is called where it runs.
+        renderer: draws snapshots for scorers that need frames or observations.
+        cache: known scores; asked before anything is queued. ``None`` scores each clip, equal ones too.
+        control: changes scores on their way into the buffer.
+        **settings: see `ScoringConfig`.
+
+    Raises:
+        ScorerError: the scorer cannot be set up (``sync``) or sent to its process (``process``).
+        ValueError: a setting cannot work.
+    """
+
+    def __init__(
+        self,
+        buffer: VLMReplayBuffer,
+        scorer: Scorer,
+        renderer: Renderer | None = None,
+        *,
+        cache: ScoreCache | None = None,
+        control: ScoreControl | None = None,
+        **settings: Any,
+    ) -> None:
+        self.config = ScoringConfig(**settings)
+        if buffer.clips is None:
+            raise ValueError(f"scorer {scorer.name!r} has no clips to score: set replay.clip_length")
+        if renderer is None and scorer.needs != "snapshots":
+            raise ValueError(f"scorer {scorer.name!r} needs {scorer.needs}, which takes a renderer")
+        self.scorer = scorer
+        self.cache = cache
+        self.control = control
+        self._buffer = buffer
+        self._clips = buffer.clips
+        self._renderer = renderer
+        self._meter = ScoringMeter(self.config.threshold)
+        self._counts = self._meter.counts
+        self._queue = AdmissionQueue(
+            make_policy(self.config.policy, self.config.seed),
+            None if self.config.backend == "sync" else self.config.max_waiting,  # nothing waits there from poll to poll
+            self._clips.contains,
+            self._counts,
+        )
+        self._in_flight: dict[int, tuple[list[Content], float]] = {}  # ticket → contents, time of hand-over
+        self._next_ticket = 0
+        self._env_steps = 0
+        self._given_up = False
+        self._closed = False
+        self._reported: set[str] = set()
+        self._backend = self._make_backend()
+
+    # The loop
+
+    def poll(self, env_steps: int) -> None:
+        """Moves everything on by what has happened since the last call.
+
+        Args:
+            env_steps: env steps collected so far; the clock that delays are measured with.
+
+        Raises:
+            ScorerError: the scorer's answer has the wrong form, or its process cannot rebuild it.
+        """
+        self._env_steps = env_steps
+        self._take(self._backend.collect())
+        if self._backend.dead and not self._given_up:
+            self._give_up()
+        completed = self._clips.take_completed()
+        for start in range(0, len(completed), ADMIT_CLIPS):
+            self._admit(completed[start : start + ADMIT_CLIPS])
+        if self._queue.waiting:
+            self._queue.bound()
+            self._hand_over()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Waits until nothing waits and nothing is in flight.
+
+        Args:
+            timeout_s: seconds to wait at most.
+
+        Returns:
+            Whether it came to that in time.
+
+        Raises:
+            ScorerError: see `poll`.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self.poll(self._env_steps)
+            if not self._queue:
+                return True
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.002)
+
+    def close(self) -> None:
+        """Stops the scorer; may be called more than once. Clips in flight go back to waiting."""
+        if self._closed:
+            return
+        self._closed = True
+        self._backend.close()
+        for contents, _ in self._in_flight.values():
+            for content in contents:
+                self._queue.put_back(content)
+        self._in_flight.clear()
+
+    # Monitoring and persistence
+
+    def stats(self) -> dict[str, float]:
+        """Returns counters in clips, and rates.
+
+        Beside the fields of `meter.Counts`: ``waiting``, ``in_flight``, ``restarts``; ``share_scored`` (of the
+        emitted), ``share_positive`` (of the scored), ``clips_per_s``; ``latency_ms_p50`` and ``_p95`` (of a batch, from
+        hand-over to answer), ``delay_env_steps_mean`` and ``_p95`` (of a clip, from completion to the written score).
+        Rates, latencies and delays are over the latest answers, NaN before the first. ``control_…`` is what the control
+        reports.
+        """
+        handed_over = [content for contents, _ in self._in_flight.values() for content in contents]
+        stats = self._meter.stats() | {
+            "waiting": sum(len(content.clip_ids) for content in self._queue.waiting.values()),
+            "in_flight": sum(len(content.clip_ids) for content in handed_over),
+            "restarts": self._backend.restarts,
+        }
+        if self.control is not None:
+            stats |= {f"control_{name}": value for name, value in self.control.stats().items()}
+        return stats
+
+    def histogram(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Returns how often scores fell into each of 20 equal bins since the run began: counts and the 21 edges."""
+        return self._meter.histogram()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a resumed run needs, in tensors and plain types; clips in flight are saved as waiting."""
+        contents = [content for batch, _ in self._in_flight.values() for content in batch]
+        contents += self._queue.waiting.values()
+        rows = [
+            (clip_id, completed, content.attempts)
+            for content in contents
+            for clip_id, completed in zip(content.clip_ids, content.completed, strict=True)
+        ]
+        policy, control = self._queue.policy, self.control
+        return {
+            "schema": SCHEMA,
+            "waiting": torch.tensor(rows, dtype=torch.int64).reshape(-1, 3),  # clip id, completed at, attempts
+            "meter": self._meter.state_dict(),
+            "policy": {"name": policy.name, "state": policy.state_dict()},
+            "control": None if control is None else {"name": control.name, "state": control.state_dict()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up where ``state`` was saved, in a new service on a buffer that has been restored already.
+
+        Raises:
+            ValueError: the state is of another schema, policy or control; nothing is changed then.
+        """
+        if state["schema"] != SCHEMA:
+            raise ValueError(f"scoring state of schema {state['schema']}, this version reads {SCHEMA}")
+        for what, ours in (("policy", self._queue.policy), ("control", self.control)):
+            saved, name = state[what] and state[what]["name"], ours and ours.name
+            if saved != name:
+                raise ValueError(f"scoring state was saved with scoring.{what} {saved}, not {name}")
+        self._queue.policy.load_state_dict(state["policy"]["state"])
+        if self.control is not None:
+            self.control.load_state_dict(state["control"]["state"])
+        self._meter.load_state_dict(state["meter"])
+        rows = state["waiting"].tolist()
+        for start in range(0, len(rows), ADMIT_CLIPS):
+            part = rows[start : start + ADMIT_CLIPS]
+            alive = [row for row in part if self._clips.contains(row[0])]
+            self._counts.stale += len(part) - len(alive)
+            for key, row in zip(self._keys([row[0] for row in alive]), alive, strict=True):
+                self._queue.add(key, *row)
+
+    # Taking clips in, handing them over, taking answers
+
+    def _make_backend(self) -> Backend:
+        if self.config.backend == "sync":
+            return SyncBackend(self.scorer)
+        if self.config.backend == "thread":
+            return ThreadBackend(self.scorer)
+        return ProcessBackend(self.scorer, self._renderer, self.config)
+
+    def _keys(self, clip_ids: Sequence[int]) -> list[bytes]:
+        if self.cache is None or not clip_ids:
+            return [clip_id.to_bytes(8) for clip_id in clip_ids]
+        return self.cache.keys(self.scorer, self._clips.batch(clip_ids, self._renderer))
+
+    def _admit(self, clip_ids: Sequence[int]) -> None:
+        self._counts.emitted += len(clip_ids)
+        if self._given_up:
+            self._counts.dropped += len(clip_ids)
+            return
+        alive = [clip_id for clip_id in clip_ids if self._clips.contains(clip_id)]
+        self._counts.stale += len(clip_ids) - len(alive)
+        keys = self._keys(alive)
+        scores = np.full(len(alive), np.nan, np.float32) if self.cache is None else self.cache.get_many(keys)
+        known = ~np.isnan(scores)
+        for key, clip_id, is_known in zip(keys, alive, known.tolist(), strict=True):
+            if not is_known:
+                self._queue.add(key, clip_id, self._env_steps)
+        if known.any():
+            found = np.array(alive)[known].tolist()
+            self._counts.cache_hits += len(found)
+            self._write(found, [self._env_steps] * len(found), scores[known])
+
+    def _hand_over(self) -> None:
+        while self._queue.waiting and self._backend.accepting and len(self._in_flight) < self.config.max_in_flight:
+            contents = self._queue.choose(self.config.batch_clips)
+            if not contents:
+                break  # no clip that waited has rows any more
+            ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
+            self._in_flight[ticket] = (contents, time.monotonic())
+            clips = self._clips.batch([content.clip_ids[-1] for content in contents], self._renderer)
+            self._backend.submit(ticket, clips)
+            if self.config.backend == "sync":
+                self._take(self._backend.collect())
+
+    def _take(self, answers: Sequence[Answer]) -> None:
+        broken = ""
+        for found in answers:
+            contents, handed_over = self._in_flight.pop(found.ticket)
+            if found.scores is not None:
+                self._meter.answered(time.monotonic() - handed_over)
+                self._settle(contents, found.scores)
+                continue
+            self._counts.failures += 1
+            for content in contents:
+                content.attempts += found.blamed
+                if found.fatal or content.attempts >= MAX_ATTEMPTS:
+                    self._queue.drop(content)
+                else:
+                    self._queue.put_back(content)
+            if found.fatal:
+                broken = broken or found.error
+            else:
+                self._report(found, len(contents))
+        if broken:
+            raise ScorerError(broken)
+
+    def _settle(self, contents: list[Content], scores: NDArray[np.float32]) -> None:
+        if self.cache is not None:
+            self.cache.put_many([content.key for content in contents], scores)
+        for content in contents:
+            self._counts.cache_hits += len(content.clip_ids) - 1
+            self._queue.settle(content)
+        self._write(
+            [clip_id for content in contents for clip_id in content.clip_ids],
+            [step for content in contents for step in content.completed],
+            np.repeat(scores, [len(content.clip_ids) for content in contents]),
+        )
+
+    def _write(self, clip_ids: list[int], completed: list[int], scores: NDArray[np.float32]) -> None:
+        """Writes scores ``float32[B]`` to those clips that still have rows."""
+        alive = np.array([self._clips.contains(clip_id) for clip_id in clip_ids])
+        if not alive.all():
+            self._counts.stale += int((~alive).sum())
+            clip_ids, completed = np.array(clip_ids)[alive].tolist(), np.array(completed)[alive].tolist()
+            scores = scores[alive]
+        if not clip_ids:
+            return
+        if self.control is not None:
+            scores = self.control.apply(scores)
+        self._buffer.write_scores(clip_ids, scores, source=f"scorer {self.scorer.name!r}")
+        self._meter.written(scores, [self._env_steps - step for step in completed])
+
+    # When it fails
+
+    def _report(self, found: Answer, clips: int) -> None:
+        """Warns of each kind of failure once; the counter tells how often."""
+        if found.error in self._reported or len(self._reported) >= MAX_REPORTS:
+            return
+        self._reported.add(found.error)
+        logger.warning(
+            "scorer %r gave no scores for %d clips (it %s); a clip is tried %d times, then left unscored. Said once, "
+            "counted in `failures`.%s",
+            *(self.scorer.name, clips, found.error, MAX_ATTEMPTS, found.detail and "\n" + found.detail),
+        )
+
+    def _give_up(self) -> None:
+        self._given_up = True
+        logger.error(
+            "SCORER %r IS GIVEN UP: %s. Training goes on without new scores, and replay turns uniform as scored rows "
+            "are overwritten. Resume the run from a checkpoint to try again.",
+            *(self.scorer.name, self._backend.dead),
+        )
+        self._queue.drop_all()

@@ -1,0 +1,185 @@
+"""Scorers for tests: one well-behaved, the others misbehave in one way each. Light to import, as scoring processes do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmrb.scoring.clips import ClipBatch
+from vlmrb.scoring.scorer import Needs, Scorer
+
+
+def expected_scores(snapshots: NDArray) -> NDArray[np.float32]:
+    """A number in [0, 1) that depends on every snapshot of a clip, ``[B, L, S]`` → ``float32[B]``."""
+    weights = np.arange(1, snapshots[0].size + 1)
+    return ((snapshots.reshape(len(snapshots), -1) * weights).sum(-1) % 997 / 997).astype(np.float32)
+
+
+class GoodScorer(Scorer):
+    """Answers at once, the same for the same clip; notes which clips it saw."""
+
+    name = "good"
+    version = "1"
+    needs: Needs = "snapshots"
+
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+
+    def score(self, clips: ClipBatch) -> NDArray[np.float32]:
+        self.seen.append(clips.clip_ids.tolist())
+        return expected_scores(clips.snapshots)
+
+
+class SlowScorer(GoodScorer):
+    name = "slow"
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def score(self, clips: ClipBatch) -> NDArray[np.float32]:
+        time.sleep(self.seconds)
+        return super().score(clips)
+
+
+class GatedScorer(GoodScorer):
+    """Waits for `gate` (thread and sync back-ends only: a lock cannot be pickled)."""
+
+    name = "gated"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def score(self, clips: ClipBatch) -> NDArray[np.float32]:
+        self.gate.wait(30)
+        return super().score(clips)
+
+
+class Trouble:
+    """What a scorer does when it meets clip ``poison``, or any clip if that is ``None``, at most ``times`` times.
+
+    Times are counted in a file, so that a restarted process goes on counting.
+    """
+
+    def __init__(self, kind: str, poison: int | None = None, times: int = 10**9, count_file: str | None = None) -> None:
+        self.kind, self.poison, self.times, self.count_file = kind, poison, times, count_file
+
+    def strike(self, clip_ids: NDArray[np.int64]) -> None:
+        if self.poison is not None and self.poison not in clip_ids:
+            return
+        if self.count_file is not None:
+            path = Path(self.count_file)
+            path.touch()
+            if path.stat().st_size >= self.times:
+                return
+            with path.open("a") as file:
+                file.write("x")
+        if self.kind == "raise":
+            raise RuntimeError("boom")
+        if self.kind == "hang":
+            time.sleep(3600)
+        if self.kind == "die":
+            os._exit(3)
+        if self.kind == "oom":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class TroubledScorer(GoodScorer):
+    name = "troubled"
+
+    def __init__(self, trouble: Trouble) -> None:
+        super().__init__()
+        self.trouble = trouble
+
+    def score(self, clips: ClipBatch) -> NDArray[np.float32]:
+        self.trouble.strike(clips.clip_ids)
+        return super().score(clips)
+
+
+class BrokenSetupScorer(GoodScorer):
+    name = "broken setup"
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def setup(self) -> None:
+        Trouble(self.kind).strike(np.zeros(0, np.int64))
+
+
+class WrongScorer(GoodScorer):
+    """Breaks the contract: ``nan``, ``shape``, ``range``, ``none`` or ``text``."""
+
+    name = "wrong"
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def score(self, clips: ClipBatch) -> NDArray[np.float32]:
+        good = np.full(len(clips), 0.5, np.float32)
+        answers = {
+            "nan": np.where(np.arange(len(clips)) == 0, np.nan, good),
+            "shape": np.zeros((len(clips), 2), np.float32),
+            "range": good + 1,
+            "none": None,
+            "text": ["yes"] * len(clips),
+        }
+        return answers[self.kind]
+
+
+class FrameScorer(GoodScorer):
+    """Reads the frames' mean brightness."""
+
+    name = "frames"
+    needs: Needs = "frames"
+
+    def score(self, clips: ClipBatch) -> NDArray[np.float32]:
+        return clips.frames().reshape(len(clips), -1).mean(1).astype(np.float32) / 255
+
+
+class GreyRenderer:
+    """Draws a snapshot as 4×4 pixels of one grey."""
+
+    name = "grey"
+
+    def render(self, snapshots: NDArray, frame_size: int | None = None) -> NDArray[np.uint8]:
+        grey = (snapshots.sum(-1) % 256).astype(np.uint8)
+        return np.broadcast_to(grey[..., None, None, None], (*grey.shape, 4, 4, 3))
+
+    def observe(self, snapshots: NDArray) -> NDArray:
+        return snapshots
+
+
+class ParentScorer(GoodScorer):
+    """Starts a process of its own and writes both process ids to a file."""
+
+    name = "parent"
+
+    def __init__(self, pid_file: str) -> None:
+        super().__init__()
+        self.pid_file = pid_file
+
+    def setup(self) -> None:
+        helper = subprocess.Popen(["sleep", "3600"])
+        Path(self.pid_file).write_text(f"{os.getpid()} {helper.pid}")
+
+
+class LibrariesScorer(GoodScorer):
+    """Scores 1 if any heavy library has been imported beside it, else 0."""
+
+    name = "libraries"
+
+    def score(self, clips: ClipBatch) -> NDArray[np.float32]:
+        import sys
+
+        heavy = {"torch", "lightning", "torchrl", "tensordict", "matplotlib"} & set(sys.modules)
+        return np.full(len(clips), float(bool(heavy)), np.float32)
