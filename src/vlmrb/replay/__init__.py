@@ -1,0 +1,1 @@
+"""The replay buffer: priority terms, mixture sampling, clips and their scores."""

@@ -1,0 +1,475 @@
+"""The replay buffer: rows, columns beside them, priorities from terms, clips and their late scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
+from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictPrioritizedReplayBuffer
+from torchrl.envs.transforms import MultiStepTransform
+
+from vlmrb.replay.clips import ClipStore
+from vlmrb.replay.columns import Columns, WriteResult
+from vlmrb.replay.monitor import SampleMonitor
+from vlmrb.replay.persistence import buffer_state, load_buffer_state
+from vlmrb.replay.sampler import MixtureSampler
+from vlmrb.replay.schedule import LinearSchedule
+from vlmrb.replay.storage import GIB, RowReader, row_bytes
+from vlmrb.replay.terms import LiveMaximum, PriorityTerm, TDTerm, VLMTerm, compose
+from vlmrb.replay.transform import STAMP, VLMScoreTransform
+from vlmrb.replay.writer import BlockWriter
+
+ROW_KEYS: tuple[NestedKey, ...] = (
+    "observation",
+    "action",
+    ("next", "observation"),
+    ("next", "reward"),
+    ("next", "done"),
+    ("next", "terminated"),
+)
+
+
+class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
+    """Replay whose priorities are a product of terms, one of which, the clip's score, arrives late.
+
+    ::
+
+        buffer = VLMReplayBuffer(100_000, terms=[VLMTerm()], lam=0.5, clip_length=32)
+        for block in collector:                                  # [n_envs, T] rows with snapshots
+            buffer.extend(block)
+            ids = buffer.clips.take_completed()
+            buffer.write_scores(ids, score(buffer.clips.batch(ids)), source="my scorer")
+            batch = buffer.sample()
+            buffer.update_td_error(batch, abs_td_error)
+
+    Not thread-safe: write, sample and update on one thread, and let scorers work on copies (`ClipStore.batch`).
+
+    Args:
+        capacity: rows kept.
+        batch_size: rows per sample.
+        terms: factors of the priority; none draws uniformly.
+        lam: λ, a number, or a schedule over env steps that `set_env_steps` follows.
+        beta: exponent of the importance weights, likewise; ``None`` emits no weights.
+        clip_length: frames per clip, ≥ 2; ``None`` keeps no clips and needs no snapshots.
+        n_steps: steps of the return.
+        gamma: discount factor per step.
+        max_draws_per_positive: see `MixtureSampler`.
+        keep: keys of the rows that are stored; everything else that a collector delivers is dropped.
+        storage: ``memory``, ``memmap``, or ``auto``: memory-mapped if the rows would exceed ``memory_limit_gib``.
+        scratch_dir: where memory-mapped rows lie; ``None`` is a temporary folder.
+        memory_limit_gib: see ``storage``.
+        seed: of the generator that sampling draws from.
+
+    Attributes:
+        clips: the clip store; ``None`` without clips.
+        env_steps: env steps collected so far.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        batch_size: int = 128,
+        terms: Sequence[PriorityTerm] = (),
+        lam: float | LinearSchedule = 0.0,
+        beta: float | LinearSchedule | None = None,
+        clip_length: int | None = None,
+        n_steps: int = 1,
+        gamma: float = 0.99,
+        max_draws_per_positive: float | None = None,
+        keep: Sequence[NestedKey] = ROW_KEYS,
+        storage: Literal["auto", "memory", "memmap"] = "auto",
+        scratch_dir: str | Path | None = None,
+        memory_limit_gib: float = 8.0,
+        seed: int = 0,
+    ) -> None:
+        if batch_size < 1 or capacity < batch_size:
+            raise ValueError(
+                f"capacity={capacity} must hold at least one batch of batch_size={batch_size} rows, and that one row"
+            )
+        if clip_length is not None and clip_length < 2:
+            raise ValueError(f"clip_length={clip_length} must be at least 2 frames: a clip needs one transition")
+        if n_steps < 1:
+            raise ValueError(f"n_steps={n_steps} must be at least 1")
+        if storage not in ("auto", "memory", "memmap"):
+            raise ValueError(f"storage={storage!r} must be 'auto', 'memory' or 'memmap'")
+        names = [term.name for term in terms]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two priority terms share a name: {names}")
+        # The base class builds its own sampler and writer, which are replaced; only then does it know the generator.
+        super().__init__(alpha=1.0, beta=0.0, storage=LazyTensorStorage(capacity), batch_size=batch_size)
+        self.capacity = capacity
+        self.terms = list(terms)
+        self.n_steps = n_steps
+        self.env_steps = 0
+        self._storage_choice = storage
+        self._scratch_dir = scratch_dir
+        self._memory_limit = memory_limit_gib * GIB
+        self._lam, self._beta = _schedule(lam), None if beta is None else _schedule(beta)
+        first_beta = None if self._beta is None else self._beta(0)
+        self.set_sampler(MixtureSampler(capacity, self._lam(0), first_beta, max_draws_per_positive))
+        self.set_writer(BlockWriter())
+        self.set_rng(torch.Generator().manual_seed(seed))
+        self.clips = None if clip_length is None else ClipStore(capacity, clip_length)
+        self._stamper = VLMScoreTransform(self.clips, keep)
+        self._multi_step = MultiStepTransform(n_steps, gamma, done_keys=[]) if n_steps > 1 else None
+        # Inverse transforms run last to first: stamp the raw rows, then n-step returns.
+        if self._multi_step is not None:
+            self.append_transform(self._multi_step)
+        self.append_transform(self._stamper)
+        self._own_transforms = len(self._transform)
+        self._columns = Columns(capacity, self.terms)
+        self._read_by_terms = {term.column for term in self.terms}
+        self._largest_td = LiveMaximum(capacity) if any(isinstance(term, TDTerm) for term in self.terms) else None
+        thresholds = [term.threshold for term in self.terms if isinstance(term, VLMTerm) and term.threshold is not None]
+        self.monitor = SampleMonitor(self._columns.arrays, threshold=thresholds[0] if thresholds else 0.5)
+        self.written = dict.fromkeys(self._columns.specs, 0)
+        self.stale = dict.fromkeys(self._columns.specs, 0)
+        self._reader: RowReader | None = None  # there as soon as the storage is
+
+    # Writing rows
+
+    def extend(self, tensordicts: TensorDictBase, *, update_priority: bool | None = None) -> Tensor:
+        """Stores a block of rows as a collector delivers it.
+
+        Args:
+            tensordicts: ``[n_envs, T]``, or ``[T]`` for one environment: T consecutive raw one-step rows of each, every
+                block continuing where the last one ended. Left unchanged.
+            update_priority: not used; new rows get their priorities from the terms.
+
+        Returns:
+            ``int64[K]``, the slots written; with n-step returns these are rows that came ``n_steps`` env steps earlier.
+
+        Raises:
+            ValueError: the block cannot be stored; nothing has changed.
+        """
+        if tensordicts.batch_dims == 1:
+            tensordicts = tensordicts.unsqueeze(0)
+        if tensordicts.batch_dims != 2:
+            raise ValueError(f"expected rows of shape [n_envs, T] or [T], got {list(tensordicts.shape)}")
+        if tensordicts.numel() > self.capacity:
+            raise ValueError(
+                f"a block of {tensordicts.numel()} rows does not fit into a buffer of capacity={self.capacity}"
+            )
+        self._stamper.check(tensordicts)
+        if self.n_steps > 1 and not self.env_steps:
+            tensordicts = (
+                tensordicts.clone()
+            )  # MultiStepTransform keeps views of the first block, which the caller may reuse
+        rows = self._transform.inv(tensordicts)
+        self.env_steps += tensordicts.numel()
+        if rows is None:  # n-step returns hold back the first n rows of each environment
+            return torch.zeros(0, dtype=torch.int64)
+        shape = rows.shape
+        rows = rows.select(*self._stored_keys(), STAMP).reshape(-1)
+        stamp = rows.pop(STAMP).numpy()  # [K, 4]
+        if not self._storage.initialized:
+            self._choose_storage(rows)
+        slots = self._writer.extend(rows)
+        if self._reader is None:
+            self._bind()
+        index = slots.numpy()
+        generation = self._writer.slot_generations[index]
+        if self.clips is not None:
+            self.clips.release(index)
+        self._fill_columns(index, stamp)
+        finished = self._stamper.commit(
+            index.reshape(shape), generation.reshape(shape), stamp.reshape(*shape, -1), self.env_steps
+        )
+        self._refresh_terms()
+        self._recompose(index)
+        if finished is not None:
+            self.write_column("episode_success", *finished, source="end of episode")
+        return slots
+
+    def add(self, data: TensorDictBase) -> int:
+        """Stores a row of a single environment; returns the slot written, or −1 while n-step returns hold it back."""
+        slots = self.extend(data.unsqueeze(0))
+        return int(slots[-1]) if len(slots) else -1
+
+    def _stored_keys(self) -> list[NestedKey]:
+        return self._stamper.keep + (["steps_to_next_obs"] if self.n_steps > 1 else [])
+
+    def _choose_storage(self, rows: TensorDictBase) -> None:
+        """Replaces the storage by a memory-mapped one if that was asked for or the rows are too large."""
+        size = self.capacity * row_bytes(rows)
+        if self._storage_choice == "memory" or (self._storage_choice == "auto" and size <= self._memory_limit):
+            return
+        scratch_dir = self._scratch_dir
+        storage = LazyMemmapStorage(self.capacity, scratch_dir=scratch_dir, existsok=scratch_dir is not None)
+        self.set_storage(storage)
+        self._writer.register_storage(storage)
+        self.set_rng(self._rng)
+
+    @property
+    def columns(self) -> TensorDictBase:
+        """Facts about rows, ``[capacity]`` (`columns.SPECS`): a live view to read; `write_column` writes late ones."""
+        return self._columns.view
+
+    def _bind(self) -> None:
+        """Looks up the leaves of the storage, once there are any."""
+        self._reader = RowReader(self._storage)
+
+    def _fill_columns(self, index: NDArray[np.int64], stamp: NDArray[np.int64]) -> None:
+        arrays = self._columns.arrays
+        self._columns.reset(index)
+        if self.clips is not None:
+            arrays["clip_id"][index] = self.clips.ids_at(stamp[:, 0])
+            arrays["position"][index] = stamp[:, 1]
+        arrays["episode_id"][index] = stamp[:, 2]
+        arrays["env_step"][index] = self.env_steps
+        if self._largest_td is not None:
+            self._largest_td.forget(index)
+            arrays["td_error"][index] = self._largest_td.value(default=1.0)
+
+    # Priorities: written here and nowhere else
+
+    def _recompose(self, index: NDArray[np.int64]) -> None:
+        self._sampler.set_priorities(index, compose(self.terms, self._columns.arrays, index))
+
+    def _refresh_terms(self) -> None:
+        due = [term for term in self.terms if term.needs_refresh(self.env_steps)]
+        if due:
+            for term in due:
+                term.refresh(self.env_steps)
+            self._recompose(np.arange(len(self._storage)))
+
+    def set_env_steps(self, env_steps: int) -> None:
+        """Moves the clock, and with it λ and β along their schedules."""
+        self.env_steps = env_steps
+        self._sampler.lam = self._lam(env_steps)
+        if self._beta is not None:
+            self._sampler.beta = self._beta(env_steps)
+
+    # Late information: one checked method
+
+    def write_column(
+        self,
+        name: str,
+        index: ArrayLike | Tensor,
+        generation: ArrayLike | Tensor,
+        value: ArrayLike | Tensor,
+        *,
+        source: str,
+    ) -> WriteResult:
+        """Writes late information about rows, if they are still there, and re-composes their priorities.
+
+        Args:
+            name: the column.
+            index: ``int64[K]``, slots; of a slot that occurs twice the last value counts.
+            generation: ``int64[K]``, the slots' generations when the information was asked for; −1 is never alive.
+            value: ``[K]``.
+            source: who writes, for error messages.
+
+        Returns:
+            How many values were written, and how many dropped because their rows are gone.
+
+        Raises:
+            ValueError: the column cannot be written late, or a shape or value is wrong; nothing has changed.
+        """
+        slots, generations = _int64(index), _int64(generation)
+        if slots.ndim != 1 or slots.shape != generations.shape:
+            shapes = f"{list(slots.shape)} and {list(generations.shape)}"
+            raise ValueError(f"{source}: index and generation must be two vectors of one length, got {shapes}")
+        values = self._columns.checked(name, len(slots), value, source)
+        # A negative slot is a huge unsigned one: both ends in one comparison.
+        inside = slots.view(np.uint64) < self.capacity
+        alive = (self._writer.slot_generations[np.where(inside, slots, 0)] == generations) & (generations >= 0) & inside
+        if not alive.all():
+            slots, values = slots[alive], values[alive]
+        stale = len(alive) - len(slots)
+        self._columns.arrays[name][slots] = values
+        if name == "score":
+            self._columns.arrays["scored"][slots] = True
+        elif name == "td_error" and self._largest_td is not None:
+            self._largest_td.set(slots, self._columns.arrays[name][slots])
+        if name in self._read_by_terms:
+            self._recompose(slots)
+        self.written[name] += len(slots)
+        self.stale[name] += stale
+        return WriteResult(len(slots), stale)
+
+    def update_td_error(self, batch: TensorDictBase, abs_td_error: Tensor) -> WriteResult:
+        """Writes back |δ| of a sampled batch.
+
+        Args:
+            batch: as `sample` returned it, on any device.
+            abs_td_error: ``[B]`` or ``[B, 1]``, unweighted, ≥ 0.
+
+        Returns:
+            How many were written, and how many came too late.
+
+        Raises:
+            ValueError: a value is negative or not finite, or the shape is wrong.
+        """
+        value = abs_td_error.detach().reshape(-1).to("cpu", torch.float64)
+        return self.write_column(
+            "td_error", batch.get("index"), batch.get("index_generation"), value, source="update_td_error"
+        )
+
+    def write_scores(
+        self, clip_ids: Sequence[int], scores: ArrayLike | Tensor, source: str = "write_scores"
+    ) -> WriteResult:
+        """Writes the scores of clips to all of their rows that still live.
+
+        Args:
+            clip_ids: B clips.
+            scores: ``[B]``, in [0, 1].
+            source: who scored them, for error messages.
+
+        Returns:
+            Counts of *clips*: written to at least one row, and stale ones without a living row.
+
+        Raises:
+            ValueError: a score is not finite or outside [0, 1], or their number is wrong; nothing has changed.
+        """
+        if self.clips is None:
+            raise ValueError(f"{source}: this buffer keeps no clips (clip_length is None)")
+        values = self._columns.checked("score", len(clip_ids), scores, source)
+        rows = self.clips.rows_of(clip_ids)
+        self.write_column("score", rows.slots, rows.generations, values[rows.which], source=source)
+        self.clips.set_scores(clip_ids, values)
+        written = len(np.unique(rows.which))
+        return WriteResult(written, len(clip_ids) - written)
+
+    def update_tensordict_priority(self, data: TensorDictBase) -> None:
+        """TorchRL's name for `update_td_error`, with |δ| under ``td_error``."""
+        self.update_td_error(data, data.get(self.priority_key))
+
+    def update_priority(self, index: Any, priority: Any) -> None:
+        """Refuses: a priority without a generation could hit another row."""
+        raise TypeError(
+            "priorities are composed from columns: use update_td_error(batch, abs_td_error) or write_column(…)"
+        )
+
+    # Sampling
+
+    def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
+        """Draws a batch.
+
+        Args:
+            batch_size: ``None`` is the buffer's own.
+            return_info: also return the dict of what was added.
+            include_info: not used; the batch always carries it.
+
+        Returns:
+            ``[B]`` copies of rows with ``index`` and ``index_generation``, ``int64[B]``, and ``priority_weight``,
+            ``float32[B]``, if β is set.
+
+        Raises:
+            RuntimeError: the buffer is empty.
+        """
+        batch, info = self._sample(self._batch_size if batch_size is None else batch_size)
+        return (batch, info) if return_info else batch
+
+    def _sample(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Tensor]]:
+        if self._reader is None:
+            raise RuntimeError("cannot sample from an empty replay buffer")
+        slots, info = self._sampler.sample(self._storage, batch_size)
+        index = slots.numpy()
+        self.monitor.note(index, self.env_steps)
+        info["index"] = slots
+        info["index_generation"] = torch.from_numpy(self._writer.slot_generations[index])
+        batch = self._reader(slots, info)
+        if len(self._transform) > self._own_transforms:  # ours do nothing on the way out
+            batch = self._transform(batch)
+        return batch, info
+
+    # Reports
+
+    def stats(self) -> dict[str, int | float | bool]:
+        """Returns counters and gauges: TorchRL's (size, capacity, write_count, …) and ours.
+
+        ``written/COLUMN`` and ``stale/COLUMN`` count checked writes; ``positives`` are rows with a positive priority.
+        """
+        stats = super().stats()
+        stats["env_steps"] = self.env_steps
+        stats["lam"] = self._sampler.lam
+        stats["positives"] = self._sampler.positives
+        stats["scored_rows"] = int(np.count_nonzero(self._columns.arrays["scored"]))
+        stats["uniform_fallbacks"] = self._sampler.fallbacks
+        for name, spec in self._columns.specs.items():
+            if spec.late:
+                stats[f"written/{name}"] = self.written[name]
+                stats[f"stale/{name}"] = self.stale[name]
+        if self._sampler.beta is not None:
+            stats["beta"] = self._sampler.beta
+        if self.clips is not None:
+            stats["clips"] = len(self.clips)
+            stats["clips_emitted"] = self.clips.emitted
+            stats["clips_expired"] = self.clips.expired
+        stats["bytes"] = self.nbytes
+        return stats
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by the rows written, all columns, the priority trees and the clips kept."""
+        rows = row_bytes(self._storage._storage) * len(self) if self._storage.initialized else 0
+        columns = sum(array.nbytes for array in self._columns.arrays.values()) + self._writer.slot_generations.nbytes
+        leaves = 1 << (self.capacity - 1).bit_length()
+        trees = 2 * 8 * leaves * (1 if self._largest_td is None else 2)
+        return rows + columns + trees + (0 if self.clips is None else self.clips.nbytes)
+
+    def replay_frequencies(self) -> dict[str, float]:
+        """Returns how sampling treated each kind of row since the last call; see `SampleMonitor.report`."""
+        return self.monitor.report(len(self), self._sampler, self._batch_size)
+
+    # Persistence
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        """Forgets everything but the settings, the generator and the schedules' place."""
+        super().empty(empty_write_count)
+        self._columns.reset(slice(None))
+        if self._largest_td is not None:
+            self._largest_td = LiveMaximum(self.capacity)
+        if self.clips is not None:
+            self.clips.load_state_dict(ClipStore(self.capacity, self.clips.clip_length).state_dict())
+        self._stamper.set_extra_state(VLMScoreTransform(self.clips, self._stamper.keep).get_extra_state())
+        if self._multi_step is not None:
+            self._multi_step._buffer = None
+        self.monitor = SampleMonitor(self._columns.arrays, self.monitor.threshold)
+        self.written, self.stale = dict.fromkeys(self.written, 0), dict.fromkeys(self.stale, 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns copies of everything that later draws depend on, as tensors and plain values (weights_only-safe)."""
+        return buffer_state(self)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores `state_dict`; the next rows, draws and scores come out exactly as they would have.
+
+        Raises:
+            ValueError: another schema or other settings; nothing has changed.
+        """
+        load_buffer_state(self, state_dict)
+
+    def dumps(self, path: str | Path) -> None:
+        """Saves to the folder ``path``."""
+        path = Path(path)
+        path.mkdir(parents=True, exist_ok=True)
+        torch.save(self.state_dict(), path / "replay.pt")
+
+    def loads(self, path: str | Path) -> None:
+        """Loads from the folder ``path``; raises as `load_state_dict` does."""
+        self.load_state_dict(torch.load(Path(path) / "replay.pt", weights_only=True))
+
+    def __repr__(self) -> str:
+        terms = ", ".join(map(repr, self.terms))
+        return (
+            f"VLMReplayBuffer(capacity={self.capacity}, size={len(self)}, terms=[{terms}], sampler={self._sampler!r})"
+        )
+
+
+def _schedule(value: float | LinearSchedule) -> LinearSchedule:
+    return value if isinstance(value, LinearSchedule) else LinearSchedule(float(value), float(value))
+
+
+def _int64(values: ArrayLike | Tensor) -> NDArray[np.int64]:
+    if isinstance(values, Tensor):
+        values = values.detach().cpu().numpy()
+    return np.ascontiguousarray(values, np.int64)

@@ -1,0 +1,209 @@
+"""Settings of the replay buffer; every replay scheme is a few lines of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vlmrb.replay.buffer import VLMReplayBuffer
+from vlmrb.replay.schedule import LinearSchedule
+from vlmrb.replay.terms import AgeTerm, PriorityTerm, TDTerm, VLMTerm
+
+
+@dataclass(frozen=True)
+class TDConfig:
+    """The |δ| term; see `vlmrb.replay.terms.TDTerm`.
+
+    Attributes:
+        exponent: α ≥ 0. Higher → large errors dominate; PER uses 0.6, VLM×TD 1.
+        eps: added to |δ|. Higher → rows with tiny errors are still drawn; PER uses 1e-6.
+    """
+
+    exponent: float = 1.0
+    eps: float = 0.0
+
+
+@dataclass(frozen=True)
+class VLMConfig:
+    """The score term; see `vlmrb.replay.terms.VLMTerm`.
+
+    Attributes:
+        threshold: τ in [0, 1], strictly exceeded by a positive score; null takes raw scores. Higher → fewer, surer
+            positives.
+        unscored: provisional priority p̄ of rows without a score. Higher → new rows compete with positives until scored.
+        exponent: on raw scores. Higher → only scores near 1 count.
+    """
+
+    threshold: float | None = 0.5
+    unscored: float = 0.0
+    exponent: float = 1.0
+
+
+@dataclass(frozen=True)
+class AgeConfig:
+    """The freshness term; see `vlmrb.replay.terms.AgeTerm`.
+
+    Attributes:
+        tau: env steps after which a row's priority has fallen to 37 %. Higher → older rows keep their weight.
+    """
+
+    tau: float = 50_000.0
+
+
+@dataclass(frozen=True)
+class ImportanceConfig:
+    """Importance weights from the mixture, β rising linearly over the whole run.
+
+    Attributes:
+        beta_start: β at the start. Higher → less bias early, weaker prioritisation.
+        beta_end: β at the end of the env-step budget.
+    """
+
+    beta_start: float = 0.4
+    beta_end: float = 1.0
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """The replay buffer and its scheme. The defaults are VLM-only replay (the paper's MiniGrid setting).
+
+    Attributes:
+        capacity: rows kept. Higher → more varied, older experience, more memory.
+        batch_size: rows per gradient step.
+        clip_length: frames L per clip, ≥ 2; null keeps no clips (uniform or PER without a scorer). Higher → more
+            context for the scorer, coarser credit, a later score.
+        n_steps: steps n of the return. Higher → faster propagation of rewards, more off-policy bias.
+        lam_max: λ after the warm-up. Higher → positives are replayed more often; 1 is pure priority.
+        warmup_fraction: share of the env-step budget, counted after ``learning_starts``, over which λ rises from 0.
+            Higher → a gentler start; 0 starts at ``lam_max``.
+        td: |δ| as a factor of the priority, or null.
+        vlm: the clip's score as a factor of the priority, or null.
+        age: freshness as a factor of the priority, or null.
+        importance_weights: correction of the loss, or null (the paper corrects nothing).
+        max_draws_per_positive: cap on prioritised draws per batch and positive row, or null. Lower → a single early
+            positive clip takes less of every batch, and acts more slowly.
+        storage: ``memory``, ``memmap`` or ``auto`` (memory-mapped above ``memory_limit_gib``).
+        memory_limit_gib: see ``storage``. Higher → more stays in memory.
+        scratch_dir: where memory-mapped rows lie; null is a temporary folder.
+    """
+
+    capacity: int = 100_000
+    batch_size: int = 128
+    clip_length: int | None = 32
+    n_steps: int = 1
+    lam_max: float = 0.5
+    warmup_fraction: float = 0.1
+    td: TDConfig | None = None
+    vlm: VLMConfig | None = field(default_factory=VLMConfig)
+    age: AgeConfig | None = None
+    importance_weights: ImportanceConfig | None = None
+    max_draws_per_positive: float | None = None
+    storage: Literal["auto", "memory", "memmap"] = "auto"
+    memory_limit_gib: float = 8.0
+    scratch_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses settings that cannot work, or would have no effect, naming them."""
+        if self.batch_size < 1:
+            raise ValueError(f"replay.batch_size={self.batch_size} must be at least 1")
+        if self.capacity < self.batch_size:
+            raise ValueError(f"replay.capacity={self.capacity} is smaller than replay.batch_size={self.batch_size}")
+        if self.clip_length is not None and self.clip_length < 2:
+            raise ValueError(
+                f"replay.clip_length={self.clip_length} must be at least 2 frames: a clip needs one transition"
+            )
+        if self.n_steps < 1:
+            raise ValueError(f"replay.n_steps={self.n_steps} must be at least 1")
+        if not 0 <= self.lam_max <= 1:
+            raise ValueError(f"replay.lam_max={self.lam_max} must lie in [0, 1]")
+        if not 0 <= self.warmup_fraction <= 1:
+            raise ValueError(f"replay.warmup_fraction={self.warmup_fraction} must lie in [0, 1]")
+        if self.memory_limit_gib <= 0:
+            raise ValueError(f"replay.memory_limit_gib={self.memory_limit_gib} must be positive")
+        if self.max_draws_per_positive is not None and self.max_draws_per_positive <= 0:
+            raise ValueError(f"replay.max_draws_per_positive={self.max_draws_per_positive} must be positive")
+        terms = self._named("terms", self.terms)
+        if not terms and self.lam_max > 0:
+            raise ValueError(
+                f"replay.lam_max={self.lam_max} has no effect without td, vlm or age: set one of them, or lam_max to 0"
+            )
+        if self.vlm is not None and self.clip_length is None:
+            raise ValueError("replay.vlm needs clips to score: set replay.clip_length")
+        if self.importance_weights is not None:
+            if self.lam_max == 0:
+                raise ValueError(
+                    "replay.importance_weights has no effect at lam_max=0: uniform draws need no correction"
+                )
+            for name in ("beta_start", "beta_end"):
+                if not 0 <= getattr(self.importance_weights, name) <= 1:
+                    beta = getattr(self.importance_weights, name)
+                    raise ValueError(f"replay.importance_weights.{name}={beta} must lie in [0, 1]")
+
+    @staticmethod
+    def _named(name: str, build: object) -> list[PriorityTerm]:
+        """Runs a builder and says in its error where the setting stands."""
+        try:
+            return build()  # type: ignore[operator]
+        except ValueError as error:
+            raise ValueError(f"replay.{name}: {error}") from error
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether the scheme reads clip scores."""
+        return self.vlm is not None
+
+    def terms(self) -> list[PriorityTerm]:
+        """Returns the priority terms that are switched on."""
+        terms: list[PriorityTerm] = []
+        if self.vlm is not None:
+            terms.append(VLMTerm(self.vlm.threshold, self.vlm.unscored, self.vlm.exponent))
+        if self.td is not None:
+            terms.append(TDTerm(self.td.exponent, self.td.eps))
+        if self.age is not None:
+            terms.append(AgeTerm(self.age.tau))
+        return terms
+
+    def lam_schedule(self, total_env_steps: int, learning_starts: int) -> LinearSchedule:
+        """Returns λ over env steps: 0 until ``learning_starts``, then up to ``lam_max`` over the warm-up."""
+        return LinearSchedule(0.0, self.lam_max, learning_starts, int(self.warmup_fraction * total_env_steps))
+
+    def beta_schedule(self, total_env_steps: int, learning_starts: int) -> LinearSchedule | None:
+        """Returns β over env steps, or ``None`` without importance weights."""
+        if self.importance_weights is None:
+            return None
+        duration = max(0, total_env_steps - learning_starts)
+        return LinearSchedule(
+            self.importance_weights.beta_start, self.importance_weights.beta_end, learning_starts, duration
+        )
+
+
+def build_buffer(
+    config: ReplayConfig, *, gamma: float, total_env_steps: int, learning_starts: int = 0, seed: int = 0
+) -> VLMReplayBuffer:
+    """Builds the buffer that a config describes.
+
+    Args:
+        config: the settings.
+        gamma: discount factor of the n-step returns.
+        total_env_steps: the run's budget in env steps, over which λ and β are scheduled.
+        learning_starts: env steps before the first gradient step.
+        seed: of the sampling generator.
+
+    Returns:
+        An empty buffer whose λ and β follow `VLMReplayBuffer.set_env_steps`.
+    """
+    return VLMReplayBuffer(
+        config.capacity,
+        batch_size=config.batch_size,
+        terms=config.terms(),
+        lam=config.lam_schedule(total_env_steps, learning_starts),
+        beta=config.beta_schedule(total_env_steps, learning_starts),
+        clip_length=config.clip_length,
+        n_steps=config.n_steps,
+        gamma=gamma,
+        max_draws_per_positive=config.max_draws_per_positive,
+        storage=config.storage,
+        memory_limit_gib=config.memory_limit_gib,
+        scratch_dir=config.scratch_dir,
+        seed=seed,
+    )

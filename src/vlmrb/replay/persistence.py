@@ -1,0 +1,121 @@
+"""The buffer's whole state as nested dicts of tensors and plain values, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+if TYPE_CHECKING:
+    from vlmrb.replay.buffer import VLMReplayBuffer
+
+SCHEMA = 1
+
+
+def buffer_state(buffer: VLMReplayBuffer) -> dict[str, Any]:
+    """Returns everything that later draws depend on; loadable by ``torch.load(…, weights_only=True)``."""
+    size = len(buffer)
+    look_back = None
+    if buffer._multi_step is not None and buffer._multi_step._buffer is not None:
+        held = buffer._multi_step._buffer
+        look_back = {"shape": list(held.shape), "rows": held.clone().to_dict()}
+    return {
+        "schema": SCHEMA,
+        "settings": _settings(buffer),
+        "env_steps": buffer.env_steps,
+        "size": size,
+        "rows": buffer._reader.first(size) if buffer._reader is not None else {},
+        "writer": buffer._writer.state_dict(),
+        "columns": buffer._columns.state_dict(size),
+        "sampler": buffer._sampler.state_dict(),
+        "td_known": None if buffer._largest_td is None else torch.from_numpy(buffer._largest_td.known(size)),
+        "terms": {term.name: term.state_dict() for term in buffer.terms},
+        "clips": None if buffer.clips is None else buffer.clips.state_dict(),
+        "streams": buffer._stamper.get_extra_state(),
+        "look_back": look_back,
+        "monitor": buffer.monitor.state_dict(),
+        "written": dict(buffer.written),
+        "stale": dict(buffer.stale),
+        "generator": buffer._rng.get_state(),
+    }
+
+
+def load_buffer_state(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> None:
+    """Restores `buffer_state` into a buffer with the same settings; it continues exactly as the saved one would have.
+
+    Raises:
+        ValueError: another schema, or other settings; nothing has changed.
+    """
+    check_buffer_state(buffer, state)
+    size = state["size"]
+    buffer.empty()
+    if size:
+        rows = TensorDict(state["rows"], [size])
+        if not buffer._storage.initialized:
+            buffer._choose_storage(rows)
+        buffer._storage.set(slice(0, size), rows)
+        buffer._bind()
+    buffer._writer.load_state_dict(state["writer"])
+    buffer._columns.load_state_dict(state["columns"])
+    buffer._sampler.load_state_dict(state["sampler"])
+    if buffer._largest_td is not None:
+        known = np.flatnonzero(state["td_known"].numpy())
+        buffer._largest_td.set(known, buffer._columns.arrays["td_error"][known])
+    for term in buffer.terms:
+        term.load_state_dict(state["terms"][term.name])
+    if buffer.clips is not None:
+        buffer.clips.load_state_dict(state["clips"])
+    buffer._stamper.set_extra_state(state["streams"])
+    if buffer._multi_step is not None:
+        held = state["look_back"]
+        buffer._multi_step._buffer = None if held is None else TensorDict(held["rows"], held["shape"]).clone()
+    buffer.monitor.load_state_dict(state["monitor"])
+    buffer.written.update(state["written"])
+    buffer.stale.update(state["stale"])
+    buffer.env_steps = state["env_steps"]
+    buffer._rng.set_state(state["generator"])
+
+
+def check_buffer_state(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> None:
+    """Refuses a state that does not fit.
+
+    Raises:
+        ValueError: one line that says what differs and what to do.
+    """
+    schema = state.get("schema") if isinstance(state, Mapping) else None
+    if schema != SCHEMA:
+        older = isinstance(schema, int) and schema < SCHEMA
+        advice = (
+            "resume with the version that saved it, or start without it"
+            if older
+            else "was it saved by a newer version?"
+        )
+        raise ValueError(f"saved replay buffer has schema {schema}, this version reads schema {SCHEMA}: {advice}")
+    ours = _settings(buffer)
+    for name, saved in state["settings"].items():
+        if saved != ours.get(name):
+            raise ValueError(
+                f"saved replay buffer has {name}={saved}, this one {name}={ours.get(name)}: resume with the saved one"
+            )
+    size = state["size"]
+    if size and buffer._storage.initialized:
+        saved_rows = {
+            key: (leaf.dtype, leaf.shape[1:]) for key, leaf in TensorDict(state["rows"], [size]).items(True, True)
+        }
+        our_rows = {key: (leaf.dtype, leaf.shape[1:]) for key, leaf in buffer._storage._storage.items(True, True)}
+        if saved_rows != our_rows:
+            raise ValueError(
+                "saved replay buffer holds rows of other keys, shapes or dtypes: was it another environment?"
+            )
+
+
+def _settings(buffer: VLMReplayBuffer) -> dict[str, Any]:
+    return {
+        "capacity": buffer.capacity,
+        "clip_length": None if buffer.clips is None else buffer.clips.clip_length,
+        "n_steps": buffer.n_steps,
+        "terms": [repr(term) for term in buffer.terms],
+    }
