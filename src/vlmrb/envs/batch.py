@@ -99,7 +99,8 @@ class SimulatorEnv(EnvBase):
         """Steps, then begins new episodes where one ended; see ``EnvBase.step_and_maybe_reset``.
 
         Does what TorchRL's version does for one flat group of done flags, without looking up the specs each time: that
-        took two thirds of a vector step (a test compares the two, key by key). Partial steps are left to TorchRL.
+        took two thirds of a vector step (a test compares the two, key by key). What the policy and the collector wrote
+        stays at the root in every row, until they write it anew. Partial steps are left to TorchRL.
         """
         if "_step" in tensordict or "next" in tensordict:
             return super().step_and_maybe_reset(tensordict)
@@ -110,7 +111,7 @@ class SimulatorEnv(EnvBase):
             fresh = dict(self.current().items())
         else:
             fresh = {key: value for key, value in after.items() if key != "reward"}
-        root = self._tensordict({**dict(tensordict.items()), **fresh})  # keeps what policy and collector wrote
+        root = self._tensordict({**dict(tensordict.items()), **fresh})
         tensordict.set("next", after)
         return tensordict, root
 

@@ -181,11 +181,12 @@ class GridRenderer:
 
     def _contents(self, snapshots: NDArray[np.uint8]) -> NDArray[np.int64]:
         """Numbers what each cell shows, ``int64[B, H, W]``: object, colour, state and the agent on top of it."""
-        state = self.layout.unpack(snapshots.reshape(-1, self.layout.size))
-        kind, colour, status = np.moveaxis(state.grid.astype(np.int64), 3, 0)
+        state = self.layout.unpack(snapshots)
+        width, height = self.layout
+        kind, colour, status = np.moveaxis(state.grid.reshape(-1, width, height, 3).astype(np.int64), 3, 0)
         contents = ((kind * _COLOURS + colour) * _STATES + status) * _AGENTS  # [B, W, H]
-        x, y = state.position.T
-        contents[np.arange(len(contents)), x, y] += state.direction + 1
+        x, y = state.position.reshape(-1, 2).T
+        contents[np.arange(len(contents)), x, y] += state.direction.reshape(-1) + 1
         return np.ascontiguousarray(contents.swapaxes(1, 2))
 
     def _atlas(self, tile: int, contents: NDArray[np.int64]) -> _Atlas:
