@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from vlmrb.algorithms.base import OffPolicyModule, TrainingConfig
 from vlmrb.callbacks.evaluation import EvaluationCallback
 from vlmrb.callbacks.monitoring import MonitoringCallback
+from vlmrb.callbacks.progress import ProgressBar
 from vlmrb.callbacks.replay_checkpoint import ReplayCheckpoint
 from vlmrb.callbacks.scoring import ScoringCallback
 from vlmrb.envs import EnvConfig
@@ -97,8 +100,21 @@ def _make_room(run_dir: Path, overwrite: bool) -> None:
     run_dir.rename(run_dir.with_name(f"{run_dir.name}.old{number}"))
 
 
+def _quieten() -> None:
+    """Silences what Lightning and TorchRL say about things that are as they should be here."""
+    for name in ("lightning.pytorch", "lightning.fabric", "torchrl"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in (
+        "LightningCLI's args parameter",  # the verb was taken off the command line
+        ".*smaller than the logging interval",  # our own monitoring logs against env steps
+        ".*treespec, LeafSpec",  # a deprecation between Lightning and torch
+    ):
+        warnings.filterwarnings("ignore", message=message)
+
+
 def fit(args: list[str]) -> int:
     """Trains; returns the exit code: 0, or 143 and 130 after SIGTERM and Ctrl-C with the run saved."""
+    _quieten()
     cli = FitCLI(
         OffPolicyModule,
         subclass_mode_model=True,
@@ -108,7 +124,7 @@ def fit(args: list[str]) -> int:
         trainer_defaults={
             "max_epochs": 1,
             "devices": 1,
-            "callbacks": None,
+            "callbacks": [ProgressBar()],
             "enable_checkpointing": True,
             "enable_model_summary": False,
             "use_distributed_sampler": False,

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,8 +28,10 @@ from vlmrb.envs import EnvConfig, make_env, make_renderer
 from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.replay.config import ReplayConfig, build_buffer
 from vlmrb.replay.schedule import LinearSchedule
-from vlmrb.scoring.clips import Renderer
-from vlmrb.scoring.service import ScoringService
+
+if TYPE_CHECKING:
+    from vlmrb.scoring.clips import Renderer
+    from vlmrb.scoring.service import ScoringService
 
 
 @dataclass
@@ -224,15 +226,16 @@ class OffPolicyModule(LightningModule, ABC):
         """Stores what was collected, then learns: rows first, then scores, then samples."""
         self.env_steps += batch.numel()
         self.buffer.extend(batch)
+        self.buffer.set_env_steps(self.env_steps)
         if self.scoring is not None:
             self.scoring.poll(self.env_steps)
-        self.buffer.set_env_steps(self.env_steps)
         start = time.perf_counter()
         for _ in range(self._gradient_steps_due(batch.numel())):
             rows = self.buffer.sample()
             metrics, abs_td_error = self.update(rows.to(self.device) if self.device.type != "cpu" else rows)
             self.grad_steps += 1
-            self.buffer.update_td_error(rows, abs_td_error)
+            if self.replay.td is not None:
+                self.buffer.update_td_error(rows, abs_td_error)
             self._losses.append(metrics["loss"])
             if self.grad_steps % self.training_config.target_update_interval == 0:
                 self.update_targets()
