@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vlmrb.envs.gymnasium import Instance
 
 _CLOSE_TIMEOUT_S = 5.0
+_DIED = "an environment worker died; run with env.workers: 0 to see why"
 
 
 class Group(Protocol):
@@ -113,8 +114,15 @@ class RemoteGroup:
         theirs.close()
 
     def call(self, method: str, *args: Any) -> Self:
-        """Sends a method's name and arguments to the worker."""
-        self._pipe.send((method, args))
+        """Sends a method's name and arguments to the worker.
+
+        Raises:
+            RuntimeError: the worker died.
+        """
+        try:
+            self._pipe.send((method, args))
+        except ConnectionError as error:
+            raise RuntimeError(_DIED) from error
         return self
 
     def result(self) -> Any:
@@ -125,8 +133,8 @@ class RemoteGroup:
         """
         try:
             ok, value = self._pipe.recv()
-        except EOFError as error:
-            raise RuntimeError("an environment worker died; run with env.workers: 0 to see why") from error
+        except (EOFError, ConnectionError) as error:
+            raise RuntimeError(_DIED) from error
         if not ok:
             raise RuntimeError(f"an environment worker failed:\n{value}")
         return value

@@ -1,0 +1,188 @@
+"""Environments stepped by Gymnasium, here and in worker processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.error import DependencyNotInstalled
+from minigrid.wrappers import FullyObsWrapper
+
+from vlmrb.envs import EnvConfig, make_env, make_renderer
+from vlmrb.envs.grid import GridLayout
+from vlmrb.envs.gymnasium import default_success
+
+
+class Ramp(gymnasium.Env):
+    """Walks up from 0 to 4 with action 1; the frame's brightness is the height. Actions are numbered from 1."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 1}
+    observation_space = gymnasium.spaces.Box(0, 4, (1,), np.float64)
+    action_space = gymnasium.spaces.Discrete(2, start=1)
+
+    def __init__(self, render_mode: str | None = None, fail: bool = False) -> None:
+        self.fail = fail
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.height = int(self.np_random.integers(2))
+        return np.array([float(self.height)]), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        assert self.action_space.contains(action)
+        if self.fail:
+            raise RuntimeError("the ramp broke")
+        self.height += int(action == 2)
+        top = self.height == 4
+        return np.array([float(self.height)]), float(top), top, False, {"height": self.height}
+
+    def render(self) -> np.ndarray:
+        return np.full((20, 40, 3), 10 * self.height, np.uint8)
+
+
+def reached_three(info: dict[str, Any], reward: float, terminated: bool) -> bool:
+    return info["height"] == 3
+
+
+gymnasium.register("Ramp-v0", Ramp)
+gymnasium.register("BrokenRamp-v0", Ramp, kwargs={"fail": True})
+
+
+def _config(env_id: str = "Ramp-v0", **settings: Any) -> EnvConfig:
+    return EnvConfig(id=f"{__name__}:{env_id}", **{"num_envs": 3, "frame_size": 16, **settings})
+
+
+def test_steps_and_resets_are_those_of_a_plain_loop() -> None:
+    env_id, seed, n, horizon = "MiniGrid-LavaCrossingS9N1-v0", 5, 3, 12
+    env = make_env(EnvConfig(id=env_id, num_envs=n, max_steps=horizon), seed=seed)
+    plain = [FullyObsWrapper(gymnasium.make(env_id, max_steps=horizon)) for _ in range(n)]
+    seeds, actions = np.random.default_rng(seed), np.random.default_rng(0)
+    seeds.integers(0, 2**31 - 1, n)  # the simulator is usable from the start; reset begins anew
+    layout = GridLayout(9, 9)
+    root = env.reset()
+    images = [p.reset(seed=int(s))[0]["image"] for p, s in zip(plain, seeds.integers(0, 2**31 - 1, n), strict=True)]
+    ended = {"terminated": 0, "truncated": 0}
+    for _ in range(100):
+        np.testing.assert_array_equal(root["observation"], np.stack(images))
+        action = actions.integers(0, 7, n)
+        step, root = env.step_and_maybe_reset(root.set("action", torch.from_numpy(action)))
+        after = step["next"]
+        for row, p in enumerate(plain):
+            observation, reward, terminated, truncated, _ = p.step(int(action[row]))
+            images[row] = observation["image"]
+            np.testing.assert_array_equal(after["observation"][row], observation["image"])
+            np.testing.assert_array_equal(after["snapshot"][row], layout.take(p.unwrapped))
+            assert after["reward"][row].item() == np.float32(reward)
+            assert (after["terminated"][row].item(), after["truncated"][row].item()) == (terminated, truncated)
+            ended["terminated"] += terminated
+            ended["truncated"] += truncated
+        rows = np.flatnonzero(after["done"].numpy())
+        for row, new_seed in zip(rows, seeds.integers(0, 2**31 - 1, len(rows)), strict=True):
+            images[row] = plain[row].reset(seed=int(new_seed))[0]["image"]
+    assert min(ended.values()) > 0
+
+
+def test_horizon_of_plain_ids_is_the_configs() -> None:
+    env = make_env(EnvConfig(id="CartPole-v1", num_envs=2, max_steps=4, frame_size=8), seed=0)
+    rollout = env.rollout(8, break_when_any_done=False)
+    assert rollout["next", "truncated"][..., 0].tolist() == [[False, False, False, True] * 2] * 2
+
+
+def test_snapshots_of_plain_ids_hold_the_frame_and_the_observation() -> None:
+    config = _config()
+    env, renderer = make_env(config, seed=0), make_renderer(config)
+    rollout = env.rollout(10, break_when_any_done=False)
+    snapshots = rollout["next", "snapshot"].numpy()
+    frames = renderer.render(snapshots)
+    assert frames.shape == (3, 10, 8, 16, 3)  # 20×40 scaled down to 16 pixels
+    height = rollout["next", "observation"].numpy()
+    assert height.dtype == np.float32
+    np.testing.assert_array_equal(frames, np.broadcast_to(10 * height[..., None, None], frames.shape))
+    np.testing.assert_array_equal(renderer.observe(snapshots), height)
+    assert renderer.render(snapshots, frame_size=4).shape == (3, 10, 2, 4, 3)
+    assert renderer.render(snapshots, frame_size=400).shape == frames.shape  # never scaled up
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(renderer)).render(snapshots), frames)
+
+
+@pytest.mark.parametrize(("env_id", "size"), [("CliffWalking-v1", 48), ("FrozenLake-v1", 16), ("Taxi-v4", 500)])
+def test_discrete_observations_become_one_hot(env_id: str, size: int) -> None:
+    env = make_env(EnvConfig(id=env_id, num_envs=2, frame_size=8), seed=0)
+    observation = env.rollout(3)["observation"]
+    assert observation.shape[-1] == size
+    assert (observation.sum(-1) == 1).all()
+
+
+def test_success_is_read_from_info_or_else_from_the_reward_at_termination() -> None:
+    assert default_success({"success": True}, 0.0, False)
+    assert not default_success({"is_success": 0}, 1.0, True)
+    assert default_success({}, 0.5, True)
+    assert not default_success({}, 0.5, False)
+    assert not default_success({}, 0.0, True)
+    rollout = make_env(_config(), seed=0).rollout(30, break_when_any_done=False)["next"]
+    assert (rollout["success"] == (rollout["observation"] == 4)).all()
+    assert rollout["success"].any()
+
+
+def test_success_can_be_the_users_own_function() -> None:
+    config = _config(success=f"{__name__}:reached_three")
+    rollout = make_env(config, seed=0).rollout(30, break_when_any_done=False)["next"]
+    assert (rollout["success"] == (rollout["observation"] == 3)).all()
+    assert rollout["success"].any()
+
+
+def test_a_missing_success_function_is_named() -> None:
+    with pytest.raises(ValueError, match="env.success '.*:nowhere' cannot be imported"):
+        make_env(_config(success=f"{__name__}:nowhere"), seed=0)
+
+
+def test_a_missing_drawing_library_is_one_readable_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def render(self: Ramp) -> np.ndarray:
+        raise DependencyNotInstalled('pygame is not installed, run `pip install "gymnasium[classic-control]"`')
+
+    monkeypatch.setattr(Ramp, "render", render)
+    with pytest.raises(ValueError, match="Ramp-v0' cannot draw frames: pygame is not installed, run `pip install"):
+        make_env(_config(), seed=0)
+
+
+def test_frames_that_are_no_images_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ramp, "render", lambda self: None)
+    with pytest.raises(ValueError, match="draws no rgb_array frames"):
+        make_env(_config(), seed=0)
+
+
+def test_observations_and_actions_that_are_no_arrays_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ramp, "action_space", gymnasium.spaces.MultiBinary(2))
+    with pytest.raises(ValueError, match="actions must be Discrete or a one-dimensional Box"):
+        make_env(_config(), seed=0)
+    monkeypatch.setattr(Ramp, "observation_space", gymnasium.spaces.Sequence(gymnasium.spaces.Discrete(2)))
+    with pytest.raises(ValueError, match="cannot be made an array"):
+        make_env(_config(), seed=0)
+
+
+def test_workers_do_exactly_what_one_process_does_and_leave_nothing_behind() -> None:
+    rollouts = []
+    for workers in (0, 2):
+        env = make_env(EnvConfig(id="MiniGrid-LavaCrossingS9N1-v0", num_envs=3, max_steps=9, workers=workers), seed=3)
+        torch.manual_seed(0)
+        rollouts.append(env.rollout(40, break_when_any_done=False))
+        env.close()
+        env.close()
+    assert (rollouts[0] == rollouts[1]).all()
+    assert rollouts[0]["next", "done"].sum() > 9
+    assert not multiprocessing.active_children()
+
+
+def test_what_fails_in_a_worker_is_raised_here() -> None:
+    env = make_env(_config("BrokenRamp-v0", workers=1), seed=0)
+    with pytest.raises(RuntimeError, match=r"environment worker failed:\n(.*\n)*RuntimeError: the ramp broke"):
+        env.rollout(2)
+    env.simulator._groups[0]._process.kill()
+    with pytest.raises(RuntimeError, match="environment worker died"):
+        env.rollout(2)
+    env.close()
+    assert not multiprocessing.active_children()
