@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 from minigrid.core.constants import COLORS
@@ -130,6 +131,12 @@ class SpriteReader:
         for place, (row, byte) in enumerate(self._probes):
             read[..., place] = tiled[:, :, :, row, :, byte]
         return read.view(np.uint64)[..., 0]
+
+
+@cache
+def sprite_reader(tile_size: int) -> SpriteReader:
+    """Returns the reader of a tile size, made once in a process: drawing takes 0.1 s at 8 pixels, 2 s at 32."""
+    return SpriteReader(tile_size)
 
 
 def find_tile_size(frame: NDArray[np.uint8], at_least: int) -> int | None:

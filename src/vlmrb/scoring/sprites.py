@@ -8,7 +8,6 @@ MiniGrid's standard looks and at a loss on any other.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +15,6 @@ from numpy.typing import NDArray
 from vlmrb.scoring.clips import ClipBatch
 from vlmrb.scoring.grades import Grades
 from vlmrb.scoring.scorer import Scorer
-
-if TYPE_CHECKING:
-    from vlmrb.scoring.sprite_reader import SpriteReader
 
 logger = logging.getLogger(__name__)
 
@@ -57,15 +53,14 @@ class SpritesScorer(Scorer):
         self.frame_size = frame_size
         self.version = f"1:{self.grades.version}"
         self.unrecognised = 0
-        self._readers: dict[int, SpriteReader] = {}
         self._found: dict[tuple[object, ...], int] = {}  # tile sizes by looks and frame shape
 
     def setup(self) -> None:
-        """Loads MiniGrid, and draws the sprites if their size is known; else the first clips have them drawn."""
-        from vlmrb.scoring.sprite_reader import SpriteReader
-
+        """Draws the sprites, if their size is known; else the first clips have them drawn."""
         if self.tile_size is not None:
-            self._readers[self.tile_size] = SpriteReader(self.tile_size)
+            from vlmrb.scoring.sprite_reader import sprite_reader
+
+            sprite_reader(self.tile_size)
 
     def score(self, clips: ClipBatch) -> NDArray[np.float32]:
         """Grades clips by the milestones seen in them.
@@ -83,15 +78,13 @@ class SpritesScorer(Scorer):
 
     def events(self, clips: ClipBatch) -> NDArray[np.bool_]:
         """Returns which milestones happen: ``bool[B, 3]``, key taken, door opened, goal reached."""
-        from vlmrb.scoring.sprite_reader import SpriteReader
+        from vlmrb.scoring.sprite_reader import sprite_reader  # here, so that MiniGrid is loaded where scoring happens
 
         frames = clips.frames(self.frame_size)
         tile_size = self.tile_size or self._find_tile_size(clips, frames)
         if tile_size is None:
             return np.zeros((len(clips), 3), dtype=bool)
-        if tile_size not in self._readers:
-            self._readers[tile_size] = SpriteReader(tile_size)
-        return self._readers[tile_size].events(frames, clips.lengths)
+        return sprite_reader(tile_size).events(frames, clips.lengths)
 
     def _find_tile_size(self, clips: ClipBatch, frames: NDArray[np.uint8]) -> int | None:
         from vlmrb.scoring.sprite_reader import find_tile_size
