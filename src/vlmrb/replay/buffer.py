@@ -103,7 +103,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         if len(set(names)) < len(names):
             raise ValueError(f"two priority terms share a name: {names}")
         # The base class builds its own sampler and writer, which are replaced; only then does it know the generator.
-        super().__init__(alpha=1.0, beta=0.0, storage=LazyTensorStorage(capacity), batch_size=batch_size)
+        super().__init__(alpha=1.0, beta=0.0, storage=LazyTensorStorage(capacity, device="auto"), batch_size=batch_size)
         self.capacity = capacity
         self.terms = list(terms)
         self.n_steps = n_steps
@@ -157,17 +157,18 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
             raise ValueError(
                 f"a block of {tensordicts.numel()} rows does not fit into a buffer of capacity={self.capacity}"
             )
-        self._stamper.check(tensordicts)
         if self.n_steps > 1 and not self.env_steps:
             tensordicts = (
                 tensordicts.clone()
             )  # MultiStepTransform keeps views of the first block, which the caller may reuse
-        rows = self._transform.inv(tensordicts)
+        rows = self._transform._inv_call(tensordicts)  # `inv` would copy first, which the stamping does anyway
         self.env_steps += tensordicts.numel()
         if rows is None:  # n-step returns hold back the first n rows of each environment
             return torch.zeros(0, dtype=torch.int64)
         shape = rows.shape
-        rows = rows.select(*self._stored_keys(), STAMP).reshape(-1)
+        if self._multi_step is not None:  # it adds keys that follow from steps_to_next_obs
+            rows = rows.select(*self._stamper.keep, "steps_to_next_obs", STAMP)
+        rows = rows.reshape(-1)
         stamp = rows.pop(STAMP).numpy()  # [K, 4]
         if not self._storage.initialized:
             self._choose_storage(rows)
@@ -192,9 +193,6 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         """Stores a row of a single environment; returns the slot written, or −1 while n-step returns hold it back."""
         slots = self.extend(data.unsqueeze(0))
         return int(slots[-1]) if len(slots) else -1
-
-    def _stored_keys(self) -> list[NestedKey]:
-        return self._stamper.keep + (["steps_to_next_obs"] if self.n_steps > 1 else [])
 
     def _choose_storage(self, rows: TensorDictBase) -> None:
         """Replaces the storage by a memory-mapped one if that was asked for or the rows are too large."""
@@ -430,7 +428,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
             self._largest_td = LiveMaximum(self.capacity)
         if self.clips is not None:
             self.clips.load_state_dict(ClipStore(self.capacity, self.clips.clip_length).state_dict())
-        self._stamper.set_extra_state(VLMScoreTransform(self.clips, self._stamper.keep).get_extra_state())
+        self._stamper.set_extra_state(None)
         if self._multi_step is not None:
             self._multi_step._buffer = None
         self.monitor = SampleMonitor(self._columns.arrays, self.monitor.threshold)

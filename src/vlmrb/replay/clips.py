@@ -127,8 +127,11 @@ class ClipStore:
         index, entries = index[held], entries[held]
         self._entry_of_slot[index] = -1
         self._slots[entries, self._position_of_slot[index]] = -1
-        np.subtract.at(self._fields["live"], entries, 1)
-        self._forget_if_dead(np.unique(entries))
+        live = self._fields["live"]
+        np.subtract.at(live, entries, 1)
+        dead = entries[live[entries] == 0]
+        if dead.size:
+            self._forget_if_complete(np.unique(dead))
 
     def commit(
         self,
@@ -241,8 +244,8 @@ class ClipStore:
         rows = self._fields["rows"][entries]
         return (rows > 0) & (self._fields["committed"][entries] == rows)
 
-    def _forget_if_dead(self, entries: NDArray[np.int64]) -> None:
-        dead = entries[(self._fields["live"][entries] == 0) & self._is_complete(entries)]
+    def _forget_if_complete(self, entries: NDArray[np.int64]) -> None:
+        dead = entries[self._is_complete(entries)]
         for entry, clip_id in zip(dead.tolist(), self._ids[dead].tolist(), strict=True):
             del self._entry_of[clip_id]
             self._free.append(entry)

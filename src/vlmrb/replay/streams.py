@@ -1,0 +1,212 @@
+"""Follows the stream of every environment: which episode and which clip each row belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vlmrb.replay.clips import ClipStore
+
+# A stamp is int64[4]: the row's entry in the clip store, its position in the clip, its episode's id, and its outcome.
+ENTRY, POSITION, EPISODE, OUTCOME = range(4)
+NO_OUTCOME = -1  # the row does not end its episode; 0, 1: it does, without or with success
+
+
+class FinishedEpisodes(NamedTuple):
+    """Rows of episodes whose last row has just been written.
+
+    Attributes:
+        slots: ``int64[K]``.
+        generations: ``int64[K]``.
+        success: ``int8[K]``, 0 or 1.
+    """
+
+    slots: NDArray[np.int64]
+    generations: NDArray[np.int64]
+    success: NDArray[np.int8]
+
+
+class Streams:
+    """Cuts n streams of rows into episodes and clips.
+
+    A clip of L frames holds the L − 1 rows between them; it starts where the last one ended (sharing that frame) or at
+    an episode's first state, and ends after L − 1 rows or with the episode. So every row lies in exactly one clip, and
+    both of its states are visible in it (method: objects).
+
+    Args:
+        num_envs: n.
+        clips: where clips go; ``None`` keeps no clips, only episodes.
+    """
+
+    def __init__(self, num_envs: int, clips: ClipStore | None) -> None:
+        self.num_envs = num_envs
+        self.clips = clips
+        self.next_episode = 0
+        self.knows_success = False  # whether the rows say who succeeded
+        self._episode = np.full(num_envs, -1, np.int64)  # −1: the next row begins an episode
+        self._position = np.zeros(num_envs, np.int64)  # of the next row in its clip; 0: it begins one
+        self._entry = np.full(num_envs, -1, np.int64)  # of the open clip
+        self._succeeded = np.zeros(num_envs, np.bool_)  # within the running episode
+        # Slots and generations of the running episodes' rows, [n, W], of which the first _count[e] are filled.
+        self._open_slots = np.zeros((num_envs, 0), np.int64)
+        self._open_generations = np.zeros((num_envs, 0), np.int64)
+        self._count = np.zeros(num_envs, np.int64)
+
+    def stamp(
+        self, done: NDArray[np.bool_], success: NDArray[np.bool_] | None, frames: tuple[NDArray, NDArray] | None
+    ) -> NDArray[np.int64]:
+        """Stamps a block of raw rows, and hands their frames to the clip store.
+
+        Args:
+            done: ``bool[n, T]``, which rows end their episodes.
+            success: ``bool[n, T]``, or ``None`` if unknown.
+            frames: snapshots ``[n, T, S]`` before and after each row; ``None`` without clips.
+
+        Returns:
+            ``int64[n, T, 4]``.
+        """
+        steps = np.arange(done.shape[1])
+        stamp = np.zeros((*done.shape, 4), np.int64)
+        begins = np.empty_like(done)
+        begins[:, 0] = self._episode < 0
+        begins[:, 1:] = done[:, :-1]
+        episode = stamp[..., EPISODE]
+        episode[:] = self._number_episodes(begins)
+        self.knows_success = success is not None
+        stamp[..., OUTCOME] = NO_OUTCOME if success is None else self._outcomes(done, success)
+        if self.clips is not None and frames is not None:
+            # Rows since the episode began in this block, or else since the open clip began; clips are cut every L − 1.
+            began = np.maximum.accumulate(np.where(begins, steps, -1), axis=1)
+            position = np.where(began >= 0, steps - began, self._position[:, None] + steps) % (
+                self.clips.clip_length - 1
+            )
+            stamp[..., POSITION] = position
+            stamp[..., ENTRY] = self._cut(self.clips, frames, position, episode, done)
+        self._episode = np.where(done[:, -1], -1, episode[:, -1])
+        return stamp
+
+    def _number_episodes(self, begins: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Numbers episodes in the order of their first rows' times; returns ``int64[n, T]``."""
+        count = int(np.count_nonzero(begins))
+        if not count:
+            return self._episode[:, None]
+        new = np.full(begins.shape[::-1], -1, np.int64)  # [T, n], so that earlier rows come first
+        new[begins.T] = np.arange(self.next_episode, self.next_episode + count)
+        self.next_episode += count
+        return np.maximum(np.maximum.accumulate(new, axis=0).T, self._episode[:, None])
+
+    def _outcomes(self, done: NDArray[np.bool_], success: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Returns per row whether it ends its episode, and how; ``int64[n, T]``."""
+        outcome = np.full(done.shape, NO_OUTCOME, np.int64)
+        ended = done.any(axis=1)
+        for env in np.flatnonzero(ended).tolist():
+            start = 0
+            for end in np.flatnonzero(done[env]).tolist():
+                outcome[env, end] = self._succeeded[env] or success[env, start : end + 1].any()
+                self._succeeded[env] = False
+                start = end + 1
+            self._succeeded[env] = success[env, start:].any()
+        self._succeeded |= success.any(axis=1) & ~ended
+        return outcome
+
+    def _cut(
+        self,
+        clips: ClipStore,
+        frames: tuple[NDArray, NDArray],
+        position: NDArray[np.int64],
+        episode: NDArray[np.int64],
+        done: NDArray[np.bool_],
+    ) -> NDArray[np.int64]:
+        """Opens, fills and closes clips; returns each row's entry, ``int64[n, T]``."""
+        before, after = frames
+        time, env = np.nonzero(position.T == 0)
+        entry = np.full(position.shape, -1, np.int64)
+        if len(env):
+            entry[env, time] = clips.open(episode[env, time], before[env, time])
+            # A row that opens no clip belongs to the one opened last before it, in this block or an earlier one.
+            opened = np.maximum.accumulate(np.where(entry >= 0, np.arange(position.shape[1]), -1), axis=1)
+            inherited = np.take_along_axis(entry, np.maximum(opened, 0), axis=1)
+            entry = np.where(opened >= 0, inherited, self._entry[:, None])
+        else:
+            entry[:] = self._entry[:, None]
+        clips.add_frames(entry.reshape(-1), position.reshape(-1) + 1, after.reshape(-1, *after.shape[2:]))
+        closing = done | (position == clips.clip_length - 2)
+        if closing.any():
+            clips.close(entry[closing], position[closing] + 1)
+        self._position = np.where(closing[:, -1], 0, position[:, -1] + 1)
+        self._entry = np.where(closing[:, -1], -1, entry[:, -1])
+        return entry
+
+    def commit(
+        self, slots: NDArray[np.int64], generations: NDArray[np.int64], stamp: NDArray[np.int64], env_steps: int
+    ) -> FinishedEpisodes | None:
+        """Takes the slots of rows just written.
+
+        Args:
+            slots: ``int64[n, T]``.
+            generations: ``int64[n, T]``.
+            stamp: ``int64[n, T, 4]`` of these rows; n-step returns deliver rows later than they were stamped.
+            env_steps: env steps collected so far.
+
+        Returns:
+            All rows of the episodes that these rows complete, or ``None``.
+        """
+        if self.clips is not None:
+            entry, position = stamp[..., ENTRY].reshape(-1), stamp[..., POSITION].reshape(-1)
+            self.clips.commit(entry, position, slots.reshape(-1), generations.reshape(-1), env_steps)
+        if not self.knows_success:
+            return None
+        self._remember(slots, generations)
+        outcome = stamp[..., OUTCOME]
+        if not (outcome != NO_OUTCOME).any():
+            return None
+        return self._finish(outcome)
+
+    def _remember(self, slots: NDArray[np.int64], generations: NDArray[np.int64]) -> None:
+        length, width = slots.shape[1], self._open_slots.shape[1]
+        needed = int(self._count.max()) + length
+        if needed > width:
+            extra = ((0, 0), (0, max(needed, 2 * width) - width))
+            self._open_slots = np.pad(self._open_slots, extra)
+            self._open_generations = np.pad(self._open_generations, extra)
+        env = np.arange(self.num_envs)[:, None]
+        at = self._count[:, None] + np.arange(length)
+        self._open_slots[env, at] = slots
+        self._open_generations[env, at] = generations
+        self._count += length
+
+    def _finish(self, outcome: NDArray[np.int64]) -> FinishedEpisodes:
+        """Takes the rows of ended episodes off the tables."""
+        length = outcome.shape[1]
+        slots, generations, successes = [], [], []
+        for env in np.flatnonzero((outcome != NO_OUTCOME).any(axis=1)).tolist():
+            start, count = 0, int(self._count[env])
+            for end in np.flatnonzero(outcome[env] != NO_OUTCOME).tolist():
+                stop = count - length + end + 1
+                slots.append(self._open_slots[env, start:stop].copy())
+                generations.append(self._open_generations[env, start:stop].copy())
+                successes.append(np.full(stop - start, outcome[env, end], np.int8))
+                start = stop
+            for table in (self._open_slots, self._open_generations):
+                table[env, : count - start] = table[env, start:count].copy()
+            self._count[env] = count - start
+        return FinishedEpisodes(np.concatenate(slots), np.concatenate(generations), np.concatenate(successes))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of all streams, open clips' entries included, as tensors and numbers."""
+        width = int(self._count.max(initial=0))
+        state: dict[str, Any] = {}
+        for name in ("_episode", "_position", "_entry", "_succeeded", "_count", "_open_slots", "_open_generations"):
+            array = getattr(self, name)
+            state[name] = torch.from_numpy((array[:, :width] if array.ndim == 2 else array).copy())
+        return state | {"next_episode": self.next_episode, "knows_success": self.knows_success}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores `state_dict`."""
+        for name, value in state.items():
+            setattr(self, name, value.numpy().copy() if isinstance(value, Tensor) else value)
