@@ -240,8 +240,8 @@ def test_a_clips_score_is_the_grade_of_its_best_milestone():
     assert SpritesScorer(Grades(goal=0.9)).score(clips) == np.float32(0.9)
 
 
-def test_grades_are_part_of_the_version():
-    assert SpritesScorer(Grades(key=0.8)).version != SpritesScorer().version
+def test_every_setting_that_may_change_an_answer_is_part_of_the_version():
+    assert len({s.version for s in (SpritesScorer(), SpritesScorer(Grades(key=0.8)), SpritesScorer(tile_size=9))}) == 3
 
 
 def test_survives_being_sent_to_another_process():

@@ -51,7 +51,7 @@ class SpritesScorer(Scorer):
         self.grades = grades or Grades()
         self.tile_size = tile_size
         self.frame_size = frame_size
-        self.version = f"1:{self.grades.version}"
+        self.version = f"1:{self.grades.version}:{tile_size or 'auto'}"
         self.unrecognised = 0
         self._found: dict[tuple[object, ...], int] = {}  # tile sizes by looks and frame shape
 
