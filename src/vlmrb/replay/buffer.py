@@ -117,7 +117,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         self.set_writer(BlockWriter())
         self.set_rng(torch.Generator().manual_seed(seed))
         self.clips = None if clip_length is None else ClipStore(capacity, clip_length)
-        self._stamper = VLMScoreTransform(self.clips, keep)
+        self._stamper = VLMScoreTransform(self.clips, keep, consecutive=clip_length is not None or n_steps > 1)
         self._multi_step = MultiStepTransform(n_steps, gamma, done_keys=[]) if n_steps > 1 else None
         # Inverse transforms run last to first: stamp the raw rows, then n-step returns.
         if self._multi_step is not None:
@@ -144,10 +144,10 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
             update_priority: not used; new rows get their priorities from the terms.
 
         Returns:
-            ``int64[K]``, the slots written; with n-step returns these are rows that came ``n_steps`` env steps earlier.
+            ``int64[K]``, the slots written; with n-step returns they hold rows collected n vector steps earlier.
 
         Raises:
-            ValueError: the block cannot be stored; nothing has changed.
+            ValueError: the block has another shape, lacks a key or does not continue the last one; nothing has changed.
         """
         if tensordicts.batch_dims == 1:
             tensordicts = tensordicts.unsqueeze(0)
@@ -157,16 +157,20 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
             raise ValueError(
                 f"a block of {tensordicts.numel()} rows does not fit into a buffer of capacity={self.capacity}"
             )
-        if self.n_steps > 1 and not self.env_steps:
+        if self._multi_step is not None and self._multi_step._buffer is None:
             tensordicts = (
                 tensordicts.clone()
-            )  # MultiStepTransform keeps views of the first block, which the caller may reuse
+            )  # MultiStepTransform keeps views of the first block; the caller may reuse it
         rows = self._transform._inv_call(tensordicts)  # `inv` would copy first, which the stamping does anyway
         self.env_steps += tensordicts.numel()
         if rows is None:  # n-step returns hold back the first n rows of each environment
             return torch.zeros(0, dtype=torch.int64)
+        return self._store(rows)
+
+    def _store(self, rows: TensorDictBase) -> Tensor:
+        """Writes stamped rows ``[n_envs, T]``, their columns, clips and priorities; returns their slots ``int64[K]``."""
         shape = rows.shape
-        if self._multi_step is not None:  # it adds keys that follow from steps_to_next_obs
+        if self._multi_step is not None:  # which adds keys that follow from steps_to_next_obs
             rows = rows.select(*self._stamper.keep, "steps_to_next_obs", STAMP)
         rows = rows.reshape(-1)
         stamp = rows.pop(STAMP).numpy()  # [K, 4]
@@ -193,6 +197,29 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         """Stores a row of a single environment; returns the slot written, or −1 while n-step returns hold it back."""
         slots = self.extend(data.unsqueeze(0))
         return int(slots[-1]) if len(slots) else -1
+
+    def end_streams(self) -> Tensor:
+        """Ends all running episodes here: call it before environments are reset out of turn, and after the last block.
+
+        Open clips are cut and handed out, and the rows that n-step returns held back are stored as truncated ones.
+
+        Returns:
+            ``int64[K]``, the slots of rows held back until now.
+        """
+        slots = torch.zeros(0, dtype=torch.int64)
+        streams = self._stamper.streams
+        if streams is None:
+            return slots
+        streams.end(self.env_steps)
+        if self._multi_step is not None and self._multi_step._buffer is not None:
+            held = self._multi_step._buffer.clone()  # [n_envs, ≤ n]
+            held["next", "done"][:, -1] = True
+            self._multi_step._buffer = held
+            # n rows of filler push the held ones out; no return reaches past the end of an episode.
+            slots = self._store(self._multi_step._inv_call(held[:, -1:].expand(-1, self.n_steps)))
+            self._multi_step._buffer = None
+        streams.forget_episodes()
+        return slots
 
     def _choose_storage(self, rows: TensorDictBase) -> None:
         """Replaces the storage by a memory-mapped one if that was asked for or the rows are too large."""
@@ -330,6 +357,10 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         if self.clips is None:
             raise ValueError(f"{source}: this buffer keeps no clips (clip_length is None)")
         values = self._columns.checked("score", len(clip_ids), scores, source)
+        if not all(0 <= clip_id < self.clips.next_id for clip_id in clip_ids):
+            raise ValueError(
+                f"{source}: clips {list(clip_ids)} were never handed out (the next id is {self.clips.next_id})"
+            )
         rows = self.clips.rows_of(clip_ids)
         self.write_column("score", rows.slots, rows.generations, values[rows.which], source=source)
         self.clips.set_scores(clip_ids, values)
@@ -427,7 +458,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         if self._largest_td is not None:
             self._largest_td = LiveMaximum(self.capacity)
         if self.clips is not None:
-            self.clips.load_state_dict(ClipStore(self.capacity, self.clips.clip_length).state_dict())
+            self.clips.clear()
         self._stamper.set_extra_state(None)
         if self._multi_step is not None:
             self._multi_step._buffer = None

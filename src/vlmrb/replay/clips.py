@@ -53,6 +53,11 @@ class ClipStore:
         self.capacity = capacity
         self.clip_length = clip_length
         self.next_id = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all clips; ids go on, so that a late score cannot meet a new clip."""
+        capacity, clip_length = self.capacity, self.clip_length
         self.emitted = 0  # clips ever completed
         self.expired = 0  # clips forgotten without a score
         self._completed: list[int] = []
@@ -118,6 +123,15 @@ class ClipStore:
         """Closes clips that got all their frames, with their numbers of rows, both ``int64[K]``."""
         self._fields["rows"][entries] = rows
 
+    def complete(self, entries: NDArray[np.int64], env_steps: int) -> None:
+        """Hands out those of the clips at ``entries``, ``int64[K]``, that are closed and have all their slots."""
+        full = entries[self._is_complete(entries)]
+        if full.size:
+            full = np.unique(full)
+            self._fields["born"][full] = env_steps
+            self._completed.extend(np.sort(self._ids[full]).tolist())
+            self.emitted += len(full)
+
     def release(self, index: NDArray[np.int64]) -> None:
         """Lets go of the rows that lived in slots about to be overwritten, ``int64[K]`` without repeats."""
         entries = self._entry_of_slot[index]
@@ -154,15 +168,9 @@ class ClipStore:
         self._generations[entries, positions] = generation
         self._entry_of_slot[index] = entries
         self._position_of_slot[index] = positions
-        fields = self._fields
-        np.add.at(fields["live"], entries, 1)
-        np.add.at(fields["committed"], entries, 1)
-        full = entries[fields["committed"][entries] == fields["rows"][entries]]
-        if full.size:
-            full = np.unique(full)
-            fields["born"][full] = env_steps
-            self._completed.extend(np.sort(self._ids[full]).tolist())
-            self.emitted += len(full)
+        np.add.at(self._fields["live"], entries, 1)
+        np.add.at(self._fields["committed"], entries, 1)
+        self.complete(entries, env_steps)
 
     def ids_at(self, entries: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the clip ids at entries, ``int64[K]``."""
@@ -290,8 +298,7 @@ class ClipStore:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores `state_dict` of a store with the same capacity and clip length."""
-        fresh = ClipStore(self.capacity, self.clip_length)
-        self.__dict__.update(fresh.__dict__)
+        self.clear()
         entries = state["entries"].numpy()
         arrays = {name: tensor.numpy() for name, tensor in state["arrays"].items()}
         if "snapshots" in arrays:

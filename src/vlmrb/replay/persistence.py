@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from vlmrb.replay.buffer import VLMReplayBuffer
 
 SCHEMA = 1
+_KEYS = frozenset(
+    ("schema", "settings", "env_steps", "size", "rows", "writer", "columns", "sampler", "td_known", "terms", "clips")
+    + ("streams", "look_back", "monitor", "written", "stale", "generator")
+)
+)
 
 
 def buffer_state(buffer: VLMReplayBuffer) -> dict[str, Any]:
@@ -94,6 +99,9 @@ def check_buffer_state(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> Non
             else "was it saved by a newer version?"
         )
         raise ValueError(f"saved replay buffer has schema {schema}, this version reads schema {SCHEMA}: {advice}")
+    missing = sorted(_KEYS - state.keys())
+    if missing:
+        raise ValueError(f"saved replay buffer is incomplete, it lacks {missing}: resume from another checkpoint")
     ours = _settings(buffer)
     for name, saved in state["settings"].items():
         if saved != ours.get(name):
@@ -117,5 +125,6 @@ def _settings(buffer: VLMReplayBuffer) -> dict[str, Any]:
         "capacity": buffer.capacity,
         "clip_length": None if buffer.clips is None else buffer.clips.clip_length,
         "n_steps": buffer.n_steps,
+        "gamma": None if buffer._multi_step is None else buffer._multi_step.gamma,
         "terms": [repr(term) for term in buffer.terms],
     }

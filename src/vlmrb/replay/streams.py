@@ -56,6 +56,54 @@ class Streams:
         self._open_slots = np.zeros((num_envs, 0), np.int64)
         self._open_generations = np.zeros((num_envs, 0), np.int64)
         self._count = np.zeros(num_envs, np.int64)
+        self._last: NDArray | None = (
+            None  # [n, …], the last observation of each, to see whether the next block continues
+        )
+
+    def check_continues(self, before: NDArray, after: NDArray, done: NDArray[np.bool_]) -> None:
+        """Refuses rows that do not continue each other: clips and n-step returns would mix unrelated states.
+
+        Args:
+            before: ``[n, T, …]``, observation before each row.
+            after: ``[n, T, …]``, observation after it.
+            done: ``bool[n, T]``.
+
+        Raises:
+            ValueError: names the environments.
+        """
+        if self._last is None:
+            gaps = (before[:, 1:] != after[:, :-1]).any(axis=tuple(range(2, before.ndim))) & ~done[:, :-1]
+            broken = gaps.any(axis=1)
+        elif np.array_equal(before[:, 0], self._last):
+            broken = np.zeros(self.num_envs, np.bool_)
+        else:
+            broken = (before[:, 0] != self._last).reshape(self.num_envs, -1).any(axis=1) & (self._episode >= 0)
+        if broken.any():
+            raise ValueError(
+                f"rows of environments {np.flatnonzero(broken).tolist()} do not continue where the last ones ended: "
+                "pass blocks [n_envs, T] in the order of time, and call end_streams() when environments were reset"
+            )
+        self._last = after[:, -1].copy()
+
+    def end(self, env_steps: int) -> None:
+        """Ends all running episodes and open clips where they are; how these episodes would have ended stays unknown.
+
+        Args:
+            env_steps: env steps collected so far.
+        """
+        if self.clips is not None:
+            started = self._position > 0
+            self.clips.close(self._entry[started], self._position[started])
+            self.clips.complete(self._entry[started], env_steps)
+        self._episode[:] = -1
+        self._position[:] = 0
+        self._entry[:] = -1
+        self._succeeded[:] = False
+        self._last = None
+
+    def forget_episodes(self) -> None:
+        """Stops waiting for the outcomes of episodes whose rows have all been written."""
+        self._count[:] = 0
 
     def stamp(
         self, done: NDArray[np.bool_], success: NDArray[np.bool_] | None, frames: tuple[NDArray, NDArray] | None
@@ -204,6 +252,7 @@ class Streams:
         for name in ("_episode", "_position", "_entry", "_succeeded", "_count", "_open_slots", "_open_generations"):
             array = getattr(self, name)
             state[name] = torch.from_numpy((array[:, :width] if array.ndim == 2 else array).copy())
+        state["_last"] = None if self._last is None else torch.from_numpy(self._last.copy())
         return state | {"next_episode": self.next_episode, "knows_success": self.knows_success}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

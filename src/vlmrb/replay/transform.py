@@ -27,15 +27,18 @@ class VLMScoreTransform(Transform):
     Args:
         clips: where clips go; ``None`` keeps no clips, only episodes.
         keep: keys that stay in the rows; all others are dropped.
+        consecutive: whether rows must continue each other, as clips and n-step returns need.
 
     Attributes:
         streams: where each environment is; ``None`` before the first block.
     """
 
-    def __init__(self, clips: ClipStore | None, keep: Sequence[NestedKey]) -> None:
+    def __init__(self, clips: ClipStore | None, keep: Sequence[NestedKey], consecutive: bool = True) -> None:
         super().__init__()
         self.clips = clips
         self.keep = list(keep)
+        both = [key for key in self.keep if isinstance(key, str) and ("next", key) in self.keep]
+        self._continues = both[0] if consecutive and both else None  # a key in which s' of a row shows as s of the next
         self.streams: Streams | None = None
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -52,6 +55,8 @@ class VLMScoreTransform(Transform):
             raise ValueError(self._missing(tensordict)) from error
         if self.streams is None:
             self.streams = Streams(num_envs, self.clips)
+        if self._continues is not None:
+            self.streams.check_continues(rows[self._continues].numpy(), rows["next", self._continues].numpy(), done)
         success = tensordict.get(("next", "success"), None)
         stamp = self.streams.stamp(done, None if success is None else _flags(success), frames)
         return rows.set(STAMP, torch.from_numpy(stamp))
