@@ -168,7 +168,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         return self._store(rows)
 
     def _store(self, rows: TensorDictBase) -> Tensor:
-        """Writes stamped rows ``[n_envs, T]``, their columns, clips and priorities; returns their slots ``int64[K]``."""
+        """Writes stamped rows ``[n_envs, T]``, their columns, clips and priorities; returns the slots, ``int64[K]``."""
         shape = rows.shape
         if self._multi_step is not None:  # which adds keys that follow from steps_to_next_obs
             rows = rows.select(*self._stamper.keep, "steps_to_next_obs", STAMP)

@@ -17,7 +17,6 @@ _KEYS = frozenset(
     ("schema", "settings", "env_steps", "size", "rows", "writer", "columns", "sampler", "td_known", "terms", "clips")
     + ("streams", "look_back", "monitor", "written", "stale", "generator")
 )
-)
 
 
 def buffer_state(buffer: VLMReplayBuffer) -> dict[str, Any]:
