@@ -1,4 +1,4 @@
-"""Scorers for tests: one well-behaved, the others misbehave in one way each. Light to import, as scoring processes do."""
+"""Scorers for tests: some well-behaved, others misbehave in one way each. Light to import: scoring processes do."""
 
 from __future__ import annotations
 

@@ -29,12 +29,14 @@ class Episodes:
         seed: of the episodes' lengths.
         contents: how many different episodes there are; the k-th is like the (k mod contents)-th if lengths agree.
         end: chance that a step ends its episode.
+        length: steps after which an episode ends at the latest.
     """
 
-    def __init__(self, seed: int = 0, contents: int = 10**6, end: float = 0.1) -> None:
+    def __init__(self, seed: int = 0, contents: int = 10**6, end: float = 0.1, length: int = 10**6) -> None:
         self.rng = np.random.default_rng(seed)
         self.contents = contents
         self.end = end
+        self.length = length
         self.episode = np.arange(NUM_ENVS)
         self.time = np.zeros(NUM_ENVS, int)
 
@@ -48,7 +50,7 @@ class Episodes:
             now = torch.tensor(self._states())
             self.time += 1
             then = torch.tensor(self._states())
-            done = torch.tensor(self.rng.random(NUM_ENVS) < self.end)[:, None]
+            done = torch.tensor((self.rng.random(NUM_ENVS) < self.end) | (self.time >= self.length))[:, None]
             new = done[:, 0].numpy()
             self.episode[new] = self.episode.max() + 1 + np.arange(new.sum())
             self.time[new] = 0
@@ -101,3 +103,9 @@ def scores_of(buffer: VLMReplayBuffer, clip_ids: Sequence[int]) -> np.ndarray:
     table = buffer.clips.table()
     known = dict(zip(table["clip_id"].tolist(), table["score"].tolist(), strict=True))
     return np.array([known[clip_id] for clip_id in clip_ids])
+
+
+def about_to_be_taken(buffer: VLMReplayBuffer) -> list[int]:
+    """Returns the clips that the next `take_completed` will hand over, in its order, and leaves them there."""
+    assert buffer.clips is not None
+    return list(buffer.clips._completed)

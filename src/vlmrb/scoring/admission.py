@@ -76,16 +76,27 @@ class AdmissionQueue:
                 self.drop(contents[place])
 
     def choose(self, count: int) -> list[Content]:
-        """Hands over the policy's first choices, at most ``count``, that still have rows."""
+        """Hands over the policy's first choices that still have rows.
+
+        What the scorer has failed on before goes alone, so that one bad clip does not take others with it.
+
+        Args:
+            count: most entries.
+
+        Returns:
+            The entries, none only if no clip that waited has rows any more.
+        """
         contents = list(self.waiting.values())
         chosen: list[Content] = []
         for place in self._rank(contents):
             content = contents[place]
+            if chosen and content.attempts:
+                continue
             self._prune([content])
             if content.clip_ids:
                 chosen.append(content)
                 del self.waiting[content.key]
-                if len(chosen) == count:
+                if len(chosen) == count or content.attempts:
                     break
         return chosen
 

@@ -32,7 +32,6 @@ class ScoringConfig:
         backoff_s: seconds before the first restart, doubled with each further one in a row, at most 60 (process only).
         threads: CPU threads of the scoring process, left to the libraries' own choice if ``None``. Higher → faster
             scores on a CPU, slower training beside them (process only).
-        threshold: τ, above which a score counts as positive in the statistics; what replay does is set there.
         seed: seeds the ``random`` policy.
     """
 
@@ -46,7 +45,6 @@ class ScoringConfig:
     max_restarts: int = 3
     backoff_s: float = 1.0
     threads: int | None = 1
-    threshold: float = 0.5
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -64,5 +62,3 @@ class ScoringConfig:
         for name in ("max_restarts", "backoff_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"scoring.{name}={getattr(self, name)} must not be negative")
-        if not 0.0 <= self.threshold <= 1.0:
-            raise ValueError(f"scoring.threshold={self.threshold} must lie in [0, 1]")

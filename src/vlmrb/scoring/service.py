@@ -77,7 +77,7 @@ class ScoringService:
         self._buffer = buffer
         self._clips = buffer.clips
         self._renderer = renderer
-        self._meter = ScoringMeter(self.config.threshold)
+        self._meter = ScoringMeter(buffer.monitor.threshold)
         self._counts = self._meter.counts
         self._queue = AdmissionQueue(
             make_policy(self.config.policy, self.config.seed),
@@ -96,7 +96,7 @@ class ScoringService:
     # The loop
 
     def poll(self, env_steps: int) -> None:
-        """Moves everything on by what has happened since the last call.
+        """Moves everything on by what has happened since the last call; does nothing once closed.
 
         Args:
             env_steps: env steps collected so far; the clock that delays are measured with.
@@ -104,6 +104,8 @@ class ScoringService:
         Raises:
             ScorerError: the scorer's answer has the wrong form, or its process cannot rebuild it.
         """
+        if self._closed:
+            return
         self._env_steps = env_steps
         self._take(self._backend.collect())
         if self._backend.dead and not self._given_up:
@@ -132,7 +134,7 @@ class ScoringService:
             self.poll(self._env_steps)
             if not self._queue:
                 return True
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or self._closed:
                 return False
             time.sleep(0.002)
 

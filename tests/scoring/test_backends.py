@@ -1,0 +1,362 @@
+"""Back-ends by themselves: what reaches the scorer, what is left behind, and who is disturbed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from odd_scorers import (
+    FrameScorer,
+    GatedScorer,
+    GoodScorer,
+    GreyRenderer,
+    LibrariesScorer,
+    ParentScorer,
+    SlowScorer,
+    Trouble,
+    TroubledScorer,
+    expected_scores,
+)
+
+from vlmrb.scoring.backends import Answer, Backend, SyncBackend, ThreadBackend
+from vlmrb.scoring.clips import ClipBatch
+from vlmrb.scoring.config import ScoringConfig
+from vlmrb.scoring.process import ProcessBackend
+from vlmrb.scoring.scorer import Scorer
+
+HERE = Path(__file__).parent
+
+
+def make_clips(count: int, seed: int = 0, length: int = 4, size: int = 3, dtype: Any = np.uint8) -> ClipBatch:
+    rng = np.random.default_rng(seed)
+    snapshots = rng.integers(0, 100, (count, length, size)).astype(dtype)
+    return ClipBatch(np.arange(count), snapshots, rng.integers(2, length + 1, count))
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., ProcessBackend]]:
+    """Starts process back-ends and stops them when the test ends."""
+    started: list[ProcessBackend] = []
+
+    def start(scorer: Scorer, renderer: Any = None, **settings: Any) -> ProcessBackend:
+        started.append(ProcessBackend(scorer, renderer, ScoringConfig(**settings)))
+        return started[-1]
+
+    yield start
+    for backend in started:
+        backend.close()
+
+
+def wait_for(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.002)
+    return value
+
+
+def ready(backend: Backend) -> None:
+    wait_for(lambda: backend.collect() or backend.accepting)
+
+
+def ask(backend: Backend, clips: ClipBatch, ticket: int = 0) -> Answer:
+    ready(backend)
+    backend.submit(ticket, clips)
+    (found,) = wait_for(backend.collect)
+    return found
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
+
+
+@pytest.mark.parametrize("make", [SyncBackend, ThreadBackend])
+def test_answers_come_in_the_order_of_submission(make: type[Backend]):
+    backend = make(GoodScorer())
+    ready(backend)
+    answers: list[Answer] = []
+    for ticket in range(5):
+        backend.submit(ticket, make_clips(3, seed=ticket))
+    while len(answers) < 5:
+        answers += backend.collect()
+    backend.close()
+    for ticket, found in enumerate(answers):
+        assert found.ticket == ticket
+        np.testing.assert_array_equal(found.scores, expected_scores(make_clips(3, seed=ticket).snapshots))
+
+
+def test_sync_closes_the_scorer_once_even_if_that_fails():
+    class Closing(GoodScorer):
+        closed = 0
+
+        def close(self) -> None:
+            Closing.closed += 1
+            raise OSError("cannot even close")
+
+    backend = SyncBackend(Closing())
+    backend.close()
+    backend.close()
+    assert Closing.closed == 1
+    assert not backend.accepting
+
+
+def test_a_thread_ends_when_it_is_closed():
+    backend = ThreadBackend(GoodScorer())
+    ready(backend)
+    backend.close()
+    assert not any(thread.name == "scorer-good" for thread in threading.enumerate())
+
+
+def test_a_hung_thread_is_reported_and_not_waited_for_long(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr("vlmrb.scoring.backends.THREAD_GRACE_S", 0.05)
+    scorer = GatedScorer()
+    backend = ThreadBackend(scorer)
+    ready(backend)
+    backend.submit(0, make_clips(1))
+    time.sleep(0.05)
+    backend.close()
+    assert "scorer 'gated' is still busy in its thread" in caplog.text
+    scorer.gate.set()
+
+
+# Process: what travels
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float64])
+def test_a_process_sees_the_very_clips(start: Callable[..., ProcessBackend], dtype: Any):
+    backend = start(GoodScorer(), batch_clips=8)
+    for ticket, count in enumerate([8, 1, 5, 8, 2]):  # slots are used again, by batches of other sizes
+        clips = make_clips(count, seed=ticket, dtype=dtype)
+        np.testing.assert_array_equal(ask(backend, clips, ticket).scores, expected_scores(clips.snapshots))
+
+
+def test_a_process_keeps_batches_in_flight_apart(start: Callable[..., ProcessBackend]):
+    backend = start(SlowScorer(0.02), batch_clips=4, max_in_flight=3)
+    ready(backend)
+    answers: list[Answer] = []
+    for ticket in range(9):
+        wait_for(lambda ticket=ticket: answers.extend(backend.collect()) or ticket - len(answers) < 3)
+        backend.submit(ticket, make_clips(4, seed=ticket))
+    wait_for(lambda: answers.extend(backend.collect()) or len(answers) == 9)
+    for ticket, found in enumerate(answers):
+        assert found.ticket == ticket
+        np.testing.assert_array_equal(found.scores, expected_scores(make_clips(4, seed=ticket).snapshots))
+
+
+def test_ids_lengths_and_the_renderer_reach_the_process(start: Callable[..., ProcessBackend]):
+    class_clips = make_clips(6)
+    clips = ClipBatch(class_clips.clip_ids + 10**12, class_clips.snapshots, class_clips.lengths, GreyRenderer())
+    found = ask(start(FrameScorer(), GreyRenderer()), clips)
+    np.testing.assert_array_equal(found.scores, FrameScorer().score(clips))
+    poisoned = ask(start(TroubledScorer(Trouble("raise", poison=10**12 + 3))), clips)
+    assert poisoned.error == "raised RuntimeError: boom"
+    assert 'raise RuntimeError("boom")' in poisoned.detail
+
+
+def test_handing_over_never_waits_for_a_process_that_reads_nothing(start: Callable[..., ProcessBackend]):
+    backend = start(GoodScorer(), batch_clips=256, max_in_flight=8)
+    ready(backend)
+    os.kill(backend.pid, signal.SIGSTOP)
+    clips = make_clips(256, length=32, size=768)  # 6 MB each: far more than a pipe holds
+    begin = time.monotonic()
+    for ticket in range(8):
+        backend.submit(ticket, clips)
+        assert backend.collect() == []
+    assert time.monotonic() - begin < 5
+    os.kill(backend.pid, signal.SIGCONT)
+    answers: list[Answer] = []
+    wait_for(lambda: answers.extend(backend.collect()) or len(answers) == 8)
+    np.testing.assert_array_equal(answers[-1].scores, expected_scores(clips.snapshots))
+
+
+def test_a_light_scorer_process_loads_no_heavy_library(start: Callable[..., ProcessBackend]):
+    assert ask(start(LibrariesScorer()), make_clips(2)).scores.tolist() == [0.0, 0.0]
+
+
+def test_threads_of_the_process_are_limited_unless_told_otherwise(start: Callable[..., ProcessBackend]):
+    for threads in (1, 3, None):
+        backend = start(GoodScorer(), threads=threads)
+        ready(backend)
+        environment = Path(f"/proc/{backend.pid}/environ").read_bytes().split(b"\0")
+        expected = os.environ.get("OMP_NUM_THREADS") if threads is None else str(threads)
+        found = [entry.split(b"=")[1].decode() for entry in environment if entry.startswith(b"OMP_NUM_THREADS=")]
+        assert found == ([] if expected is None else [expected])
+
+
+# Process: how it ends
+
+
+def test_close_may_be_repeated_and_leaves_no_process(start: Callable[..., ProcessBackend]):
+    backend = start(GoodScorer())
+    ready(backend)
+    pid = backend.pid
+    backend.close()
+    backend.close()
+    assert is_gone(pid)
+    assert backend.pid is None
+    assert backend.collect() == []
+
+
+def test_close_does_not_wait_for_a_busy_process(start: Callable[..., ProcessBackend]):
+    backend = start(SlowScorer(3600))
+    ready(backend)
+    backend.submit(0, make_clips(1))
+    begin, pid = time.monotonic(), backend.pid
+    backend.close()
+    assert time.monotonic() - begin < 2
+    assert is_gone(pid)
+
+
+def test_close_while_it_starts_leaves_no_process(start: Callable[..., ProcessBackend]):
+    backend = start(GoodScorer())
+    pid = backend.pid
+    backend.close()
+    assert is_gone(pid)
+
+
+def test_what_the_scorer_started_goes_with_it(start: Callable[..., ProcessBackend], tmp_path: Path):
+    backend = start(ParentScorer(str(tmp_path / "pids")))
+    ready(backend)
+    scorer_pid, helper_pid = map(int, (tmp_path / "pids").read_text().split())
+    assert scorer_pid == backend.pid
+    assert not is_gone(helper_pid)
+    backend.submit(0, make_clips(1))  # busy, so that it is killed
+    backend.close()
+    wait_for(lambda: is_gone(helper_pid))
+
+
+def test_a_forgotten_back_end_takes_its_process_along(start: Callable[..., ProcessBackend]):
+    backend = ProcessBackend(GoodScorer(), None, ScoringConfig())
+    pid = backend.pid
+    del backend
+    assert wait_for(lambda: is_gone(pid))
+
+
+def test_ctrl_c_in_the_terminal_does_not_reach_the_process(start: Callable[..., ProcessBackend]):
+    backend = start(GoodScorer())
+    ready(backend)
+    assert os.getpgid(backend.pid) != os.getpgid(0)
+    os.kill(backend.pid, signal.SIGINT)  # nor would it mind
+    assert ask(backend, make_clips(2)).scores is not None
+
+
+def test_pauses_before_restarts_double(start: Callable[..., ProcessBackend], caplog: pytest.LogCaptureFixture):
+    backend = start(TroubledScorer(Trouble("die")), backoff_s=0.02, max_restarts=3)
+    while not backend.dead:
+        if backend.accepting:
+            backend.submit(0, make_clips(1))
+        wait_for(lambda: backend.collect() or backend.accepting or backend.dead)
+    pauses = [record.getMessage().rsplit(" in ")[-1] for record in caplog.records if "restart" in record.getMessage()]
+    assert pauses == ["0.02 s", "0.04 s", "0.08 s"]
+    assert backend.restarts == 3
+
+
+# Process: with a training program around it
+
+PROGRAM = f"""
+import os, sys, time
+sys.path.insert(0, {str(HERE)!r})
+from odd_scorers import GoodScorer, SlowScorer
+from vlmrb.scoring.clips import ClipBatch
+from vlmrb.scoring.config import ScoringConfig
+from vlmrb.scoring.process import ProcessBackend
+import numpy as np
+
+class OwnScorer(GoodScorer):
+    name = "own"
+
+def run(scorer, then):
+    backend = ProcessBackend(scorer, None, ScoringConfig())
+    while not backend.accepting:
+        backend.collect()
+        time.sleep(0.002)
+    backend.submit(0, ClipBatch(np.arange(1), np.zeros((1, 2, 1)), np.array([2])))
+    print(backend.pid, flush=True)
+    then(backend)
+"""
+
+
+def launch(tmp_path: Path, rest: str) -> tuple[subprocess.Popen[str], int]:
+    """Starts a program; returns it and the id of its scoring process."""
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM + rest)
+    program = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert program.stdout is not None
+    return program, int(program.stdout.readline() or 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_program_ended_by_a_signal_leaves_no_scorer_behind(number: signal.Signals, tmp_path: Path):
+    program, pid = launch(tmp_path, "run(SlowScorer(3600), lambda backend: time.sleep(3600))")
+    assert not is_gone(pid)
+    program.send_signal(number)
+    assert program.wait(20) != 0
+    assert wait_for(lambda: is_gone(pid), timeout_s=10)
+
+
+@pytest.mark.parametrize("then", ["lambda backend: None", "lambda backend: 1 / 0", "lambda backend: os._exit(0)"])
+def test_a_program_that_ends_without_closing_leaves_no_scorer_behind(then: str, tmp_path: Path):
+    program, pid = launch(tmp_path, f"run(SlowScorer(3600), {then})")
+    program.wait(20)
+    assert wait_for(lambda: is_gone(pid), timeout_s=10)
+
+
+def test_without_help_from_the_kernel_the_process_notices_that_its_parent_is_gone(tmp_path: Path):
+    code = (
+        "import sys, time; sys.platform = 'elsewhere'\n"
+        "from vlmrb.scoring import worker\n"
+        "worker.PARENT_CHECK_S = 0.05\n"
+        "import os; worker.die_with(os.getppid()); print(os.getpid(), flush=True); time.sleep(3600)"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait(10)
+    assert wait_for(lambda: is_gone(pid), timeout_s=10)
+
+
+def test_a_scorer_defined_in_the_training_script_works_if_its_start_is_guarded(tmp_path: Path):
+    program, _ = launch(
+        tmp_path,
+        """
+def score(backend):
+    while not (answers := backend.collect()):
+        time.sleep(0.002)
+    print(answers[0].scores, flush=True)
+
+if __name__ == "__main__":
+    run(OwnScorer(), score)
+""",
+    )
+    out, error = program.communicate(timeout=30)
+    assert (out.strip(), program.returncode) == ("[0.]", 0), error
+
+
+def test_a_training_script_without_a_guard_is_told_so_instead_of_starting_itself_over_and_over(tmp_path: Path):
+    program, _ = launch(tmp_path, "run(OwnScorer(), lambda backend: None)")
+    out, error = program.communicate(timeout=30)
+    assert program.returncode != 0
+    assert 'must guard its start with if __name__ == "__main__"' in error
+    assert out == ""
