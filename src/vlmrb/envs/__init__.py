@@ -2,7 +2,7 @@
 
 Your own environment needs no code here if Gymnasium can make it: put ``gymnasium.register(...)`` into a module of yours
 and name both in the config, ``id: my_package.my_module:MyWorld-v0``. It must offer ``rgb_array`` frames. A family with
-its own snapshots and renderer is one module with three functions, see :mod:`vlmrb.envs.registry`.
+its own snapshots and renderer is one module with four functions, see :mod:`vlmrb.envs.registry`.
 
 Importing this package loads neither torch nor Gymnasium; making an environment does.
 """

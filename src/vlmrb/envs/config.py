@@ -16,7 +16,7 @@ class EnvConfig:
 
     Attributes:
         id: name of the environment. ``MiniGrid-DoorKey-NxN-v0`` for any N from 5 on is stepped as one batch of arrays,
-            other MiniGrid ids and any Gymnasium id with ``rgb_array`` frames one instance at a time (some 50 to 200
+            other MiniGrid ids and any Gymnasium id with ``rgb_array`` frames one instance at a time (100 to 200
             times slower). ``package.module:Id`` imports the module first, so that it can register what it brings.
         num_envs: instances stepped together. More → cheaper steps and more varied batches, but older data between two
             updates and fewer episodes per instance. Throughput of the array-stepped ids levels off near 64.
