@@ -262,7 +262,7 @@ class OffPolicyModule(LightningModule, ABC):
     def take_losses(self) -> float:
         """Returns the mean loss since the last call (NaN if there was no gradient step)."""
         losses, self._losses = self._losses, []
-        return float(torch.stack(losses).mean()) if losses else float("nan")
+        return float(torch.stack([loss.to(self.device) for loss in losses]).mean()) if losses else float("nan")
 
     # Persistence
 
@@ -307,6 +307,7 @@ class OffPolicyModule(LightningModule, ABC):
             "grad_steps": self.grad_steps,
             "due": self._due,
             "learning_from": self._learning_from,
+            "losses": torch.stack(self._losses).cpu() if self._losses else torch.zeros(0),
             "rng": {
                 "torch": torch.get_rng_state(),
                 "exploration": self.exploration_generator.get_state(),
@@ -322,6 +323,7 @@ class OffPolicyModule(LightningModule, ABC):
         self.grad_steps = state["grad_steps"]
         self._due = state["due"]
         self._learning_from = state["learning_from"]
+        self._losses = list(state["losses"].unbind())
         self._rng_to_restore = state["rng"]
 
     def on_train_start(self) -> None:

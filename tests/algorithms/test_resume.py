@@ -1,0 +1,239 @@
+"""2N env steps equal N, a checkpoint, and N more: bit for bit, whatever the replay scheme, and twice in a row."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from vlmrb.algorithms import DQN, TrainingConfig
+from vlmrb.callbacks.evaluation import EvaluationCallback
+from vlmrb.callbacks.monitoring import MonitoringCallback
+from vlmrb.callbacks.replay_checkpoint import ReplayCheckpoint
+from vlmrb.callbacks.scoring import ScoringCallback
+from vlmrb.envs import EnvConfig
+from vlmrb.loggers import AppendingCSVLogger
+from vlmrb.replay.config import AgeConfig, ImportanceConfig, ReplayConfig, TDConfig, VLMConfig
+from vlmrb.scoring.controls import Shuffled
+from vlmrb.scoring.milestones import MilestonesScorer
+from vlmrb.scoring.sprites import SpritesScorer
+
+SEGMENT = 480  # env steps between two interruptions
+CAPACITY = 320  # rows: the buffer has wrapped at every interruption
+SCHEMES = {
+    "uniform": ReplayConfig(vlm=None, lam_max=0.0),
+    "per": ReplayConfig(vlm=None, td=TDConfig(0.6, 1e-6), lam_max=1.0, importance_weights=ImportanceConfig()),
+    "vlm": ReplayConfig(vlm=VLMConfig()),
+    "vlm_td": ReplayConfig(vlm=VLMConfig(threshold=None, unscored=0.05), td=TDConfig()),
+    "vlm_td_age": ReplayConfig(vlm=VLMConfig(threshold=None), td=TDConfig(), age=AgeConfig(200.0)),
+}
+
+
+class StopAt(Callback):
+    """Sends the process a signal at given env steps, as a scheduler would."""
+
+    def __init__(self, env_steps: int | None) -> None:
+        self.env_steps = env_steps
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        if pl_module.env_steps == self.env_steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Run(NamedTuple):
+    module: DQN
+    trainer: Trainer
+    checkpoint: ReplayCheckpoint
+
+    def state(self) -> dict[str, Any]:
+        """Everything that the run's future depends on; what is measured in seconds left out."""
+        module = self.module
+        scoring = None if module.scoring is None else module.scoring.state_dict()
+        if scoring is not None:
+            scoring.pop("meter")
+        return {
+            "parameters": dict(module.state_dict()),
+            "optimizer": self.trainer.optimizers[0].state_dict(),
+            "buffer": module.buffer.state_dict(),
+            "scoring": scoring,
+            "collector": module._collector.state_dict(),
+            "exploration": module.exploration_generator.get_state(),
+            "torch": torch.get_rng_state(),
+            "numpy": list(np.random.get_state()),
+            "counters": [module.env_steps, module.grad_steps, module._due, module._learning_from, module.epsilon],
+            "next draws": [module.buffer.sample().to_dict() for _ in range(3)],
+        }
+
+
+def train(
+    run_dir: Path,
+    scheme: str,
+    *,
+    stop_at: int | None = None,
+    resume: bool = False,
+    total: int = 3 * SEGMENT,
+    scorer: Any = "milestones",
+    control: Any = None,
+    monitor: bool = False,
+    backend: str = "sync",
+    others: Sequence[Callback] = (),
+    **checkpoint: Any,
+) -> Run:
+    torch.manual_seed(3)
+    np.random.seed(3)
+    replay = ReplayConfig(
+        **{**vars(SCHEMES[scheme]), "capacity": CAPACITY, "batch_size": 16, "clip_length": 8, "n_steps": 3}
+    )
+    module = DQN(
+        EnvConfig("MiniGrid-DoorKey-5x5-v0", num_envs=4, max_steps=70),
+        TrainingConfig(
+            total_env_steps=total,
+            learning_starts=64,
+            frames_per_batch=32,
+            replay_ratio=0.17,
+            target_update_interval=7,
+            epsilon_end=0.3,
+        ),
+        replay,
+        seed=3,
+        hidden_sizes=(16,),
+    )
+    callback = ReplayCheckpoint(**{"every_n_env_steps": 10**9, **checkpoint})
+    scorers = {"milestones": MilestonesScorer(), "sprites": SpritesScorer(), None: None}
+    cache = None if control is not None else "memory"
+    callbacks = [ScoringCallback(scorers[scorer], control, cache, backend=backend), StopAt(stop_at), *others, callback]
+    if monitor:
+        callbacks += [EvaluationCallback(every_n_env_steps=200, episodes=2), MonitoringCallback(300, None)]
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=1,
+        callbacks=callbacks,
+        logger=AppendingCSVLogger(run_dir) if monitor else False,
+        default_root_dir=run_dir,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+    )
+    trainer.fit(module, ckpt_path=str(run_dir / "checkpoints" / "last.ckpt") if resume else None)
+    return Run(module, trainer, callback)
+
+
+def differences(a: Any, b: Any, path: str = "") -> list[str]:
+    """Returns the paths at which two nested states differ."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        same = a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
+        same = same and torch.equal(a.isnan(), b.isnan())
+        return [] if same else [path]
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return [] if np.array_equal(a, b) else [path]
+    if isinstance(a, dict) and isinstance(b, dict):
+        if a.keys() != b.keys():
+            return [f"{path}: keys {a.keys() ^ b.keys()}"]
+        return [line for key in a for line in differences(a[key], b[key], f"{path}/{key}")]
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
+        return [line for i, (x, y) in enumerate(zip(a, b, strict=True)) for line in differences(x, y, f"{path}/{i}")]
+    if isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b):
+        return []
+    return [] if a == b else [f"{path}: {a!r} {b!r}"]
+
+
+def is_torn(run: Run) -> bool:
+    """Whether the run was interrupted within episodes, within clips, with n-step rows held back and ε > 0."""
+    streams = run.module.buffer._stamper.streams
+    assert streams is not None
+    return bool(
+        (streams._episode >= 0).any()
+        and (streams._position > 0).any()
+        and run.module.buffer._multi_step._buffer is not None
+        and run.module.epsilon > 0
+        and run.module.env_steps > CAPACITY == len(run.module.buffer)
+    )
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_run_interrupted_twice_equals_one_that_was_not(tmp_path: Path, scheme: str) -> None:
+    scorer = {"uniform": None, "vlm": "sprites"}.get(scheme, "milestones")
+    whole = train(tmp_path / "whole", scheme, scorer=scorer)
+    for stop_at in (SEGMENT, 2 * SEGMENT, None):
+        part = train(tmp_path / "parts", scheme, stop_at=stop_at, resume=stop_at != SEGMENT, scorer=scorer)
+        if stop_at is not None:
+            assert part.checkpoint.exit_code == 143
+            assert part.module.env_steps == stop_at
+            assert is_torn(part)
+    assert whole.checkpoint.exit_code == part.checkpoint.exit_code == 0
+    assert whole.module.grad_steps > 200
+    if scheme.startswith("vlm"):  # the prioritised part had something to draw
+        assert (whole.module.buffer.columns["score"] > 0.5).any()
+        assert whole.module.buffer.stats()["uniform_fallbacks"] < whole.module.grad_steps / 2
+    assert differences(whole.state(), part.state()) == []
+
+
+def test_a_control_experiment_resumes_exactly(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", "vlm_td", control=Shuffled(memory=20), total=2 * SEGMENT)
+    train(tmp_path / "parts", "vlm_td", control=Shuffled(memory=20), total=2 * SEGMENT, stop_at=SEGMENT)
+    part = train(tmp_path / "parts", "vlm_td", control=Shuffled(memory=20), total=2 * SEGMENT, resume=True)
+    assert differences(whole.state(), part.state()) == []
+
+
+def test_the_metrics_of_an_interrupted_run_are_those_of_a_whole_one(tmp_path: Path) -> None:
+    def metrics(run_dir: Path, name: str) -> list[dict[str, str]]:
+        with open(run_dir / name) as file:
+            rows = csv.DictReader(file)
+            return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
+
+    train(tmp_path / "whole", "vlm", monitor=True, total=2 * SEGMENT, scorer="milestones")
+    train(tmp_path / "parts", "vlm", monitor=True, total=2 * SEGMENT, scorer="milestones", stop_at=SEGMENT)
+    train(tmp_path / "parts", "vlm", monitor=True, total=2 * SEGMENT, scorer="milestones", resume=True)
+    for name in ("metrics.csv", "evaluations.csv"):
+        assert differences(metrics(tmp_path / "parts", name), metrics(tmp_path / "whole", name)) == []
+
+
+class GradSteps(Callback):
+    """Notes the gradient steps after each batch."""
+
+    def __init__(self) -> None:
+        self.after: list[int] = []
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        self.after.append(pl_module.grad_steps)
+
+
+@pytest.mark.parametrize("how", ["saved without", "ignored"])
+def test_without_the_side_car_the_buffer_fills_up_before_learning_goes_on_and_nothing_bursts(
+    tmp_path: Path, how: str
+) -> None:
+    stopped = train(tmp_path, "vlm", stop_at=2 * SEGMENT, save_replay=how != "saved without")
+    counter = GradSteps()
+    resumed = train(tmp_path, "vlm", resume=True, ignore_replay=how == "ignored", others=[counter])
+    assert resumed.module.resumed_without_replay
+    config = resumed.module.training_config
+    steps = np.diff([stopped.module.grad_steps, *counter.after])
+    filling = config.learning_starts // config.frames_per_batch - 1  # learning_starts env steps are there by the next
+    assert (steps[:filling] == 0).all()
+    assert (steps[filling:] > 0).all()
+    assert steps.max() <= math.ceil(config.frames_per_batch * config.replay_ratio)
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_with_a_scorer_beside_the_learner_no_clip_is_lost_by_resuming(tmp_path: Path, backend: str) -> None:
+    for stop_at in (SEGMENT, 2 * SEGMENT, None):
+        part = train(tmp_path, "vlm", backend=backend, stop_at=stop_at, resume=stop_at != SEGMENT)
+        service = part.module.scoring
+        assert service is not None
+        stats = service.stats()
+        emitted = sum(stats[name] for name in ("scored", "waiting", "in_flight", "stale", "dropped"))
+        assert stats["emitted"] == emitted
+        assert stats["emitted"] == part.module.buffer.clips.emitted - len(part.module.buffer.clips._completed)
+    assert stats["emitted"] > 100
