@@ -7,11 +7,11 @@ FROM ${CUDA_IMAGE}
 
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 
-# libegl1, libgl1, libosmesa6: MuJoCo's renderers, on the GPU and in software. tini: process 1, which hands signals on
-# to the trainer (Python as process 1 would ignore SIGTERM) and reaps scorer processes whose parent is gone.
+# libegl1, libgl1, libopengl0, libosmesa6: MuJoCo's renderers, on the GPU and in software. tini: process 1, which hands
+# signals on to the trainer (Python as process 1 would ignore SIGTERM) and reaps scorer processes whose parent is gone.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends python3 python3-venv libegl1 libgl1 libosmesa6 tini \
+    && apt-get install --yes --no-install-recommends python3 python3-venv libegl1 libgl1 libopengl0 libosmesa6 tini \
     && rm -rf /var/lib/apt/lists/*
 
 # Tells GLVND where NVIDIA's EGL is; the library itself is mounted by the container toolkit (`graphics` below).
@@ -49,8 +49,8 @@ COPY configs configs
 COPY benchmarks benchmarks
 COPY docker/entrypoint.sh docker/entrypoint.sh
 
-# Ubuntu's image has a user of its own with id 1000, the id that most people have on their machine. The two folders are open
-# to any user (sticky, like /tmp), so that `--user` works with volumes as well.
+# Ubuntu's image has a user of its own with id 1000, the id that most people have on their machine. The two folders are
+# open to any user (sticky, like /tmp), so that `--user` works with volumes as well.
 ARG UID=1000
 RUN if id ubuntu > /dev/null 2>&1; then userdel --remove ubuntu; fi \
     && useradd --create-home --no-log-init --uid "${UID}" "${USER}" \

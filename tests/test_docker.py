@@ -92,6 +92,6 @@ def test_what_the_image_copies_is_in_the_build_context_and_in_the_tree():
 def test_the_composed_trainer_starts_with_configs_that_exist():
     services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
     assert set(services) == {"trainer", "tensorboard"}
-    configs = [argument for argument in services["trainer"]["command"] if argument.endswith(".yaml")]
+    configs = [argument.removeprefix("-c=") for argument in services["trainer"]["command"] if ".yaml" in argument]
     assert configs
     assert [config for config in configs if not (ROOT / config).is_file()] == []

@@ -198,6 +198,16 @@ def test_little_memory_is_a_warning(monkeypatch):
     assert doctor.machine_check().status == "warn"
 
 
+def test_processes_that_cannot_share_memory_fail(monkeypatch):
+    def raw_value(kind: str) -> None:
+        raise PermissionError(13, "Permission denied", "/dev/shm/pym-1")
+
+    monkeypatch.setattr(doctor.multiprocessing, "RawValue", raw_value)
+    line = doctor.processes_check()
+    assert line.status == "fail"
+    assert "/dev/shm/pym-1" in line.found
+
+
 # ---- rendering ----
 
 FAKE_MUJOCO = """

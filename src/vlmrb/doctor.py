@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import os
 import platform
 import shutil
@@ -45,7 +46,7 @@ class Check:
 
 
 def doctor(runs_dir: str | Path = "runs", scorer_url: str | None = None, json: bool = False) -> int:
-    """Prints the report.
+    """Looks at versions, GPU, rendering, disk and scorer; prints what works and what to do about the rest.
 
     Args:
         runs_dir: where runs would be written. It is not created.
@@ -73,6 +74,7 @@ def run_checks(runs_dir: Path, scorer_url: str | None = None) -> list[Check]:
         abi_check(),
         *gpu_checks(),
         machine_check(),
+        processes_check(),
         *rendering_checks(),
         tensorboard_check(),
         disk_check("runs folder", runs_dir),
@@ -191,6 +193,16 @@ def _memory_bytes() -> int:
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else "max"
     return min(physical, int(text)) if text.isdigit() else physical
+
+
+def processes_check() -> Check:
+    """Can processes share memory? Scorers and environments in processes of their own lean on it."""
+    try:
+        multiprocessing.RawValue("d")
+    except OSError as error:
+        advice = "make /dev/shm writable for this user, or score with the thread back-end"
+        return Check("shared memory", "fail", f"not to be had: {error}", advice)
+    return Check("shared memory", "ok", "processes can share memory")
 
 
 _MUJOCO_PROBE = """
