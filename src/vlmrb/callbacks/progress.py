@@ -10,6 +10,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
+from vlmrb.callbacks.pace import Pace
+
 if TYPE_CHECKING:
     from vlmrb.algorithms.base import OffPolicyModule
 
@@ -33,13 +35,16 @@ class ProgressBar(TQDMProgressBar):
         self._on_terminal = True
         self._total = 0
         self._started = (0.0, 0)  # time in seconds, env steps
-        self._shown = (0.0, 0)
+        self._shown = (0.0, -1)
+        self._pace = Pace(batches=64)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the bar at the env steps already taken."""
         self._on_terminal = sys.stdout.isatty()
         self._total = pl_module.training_config.total_env_steps
-        self._started = self._shown = (time.perf_counter(), pl_module.env_steps)
+        self._started = (time.perf_counter(), pl_module.env_steps)
+        self._shown = (self._started[0], -1)
+        self._pace.restart()
         self.train_progress_bar = self.init_train_tqdm()
 
     def init_train_tqdm(self) -> Tqdm:
@@ -62,12 +67,14 @@ class ProgressBar(TQDMProgressBar):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Refreshes the bar, or prints a line, when enough time has passed."""
+        self._pace.tick(batch.numel())
         if time.perf_counter() - self._shown[0] >= (self.refresh_s if self._on_terminal else self.line_s):
             self._show(pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Shows where the run ended."""
-        self._show(pl_module)
+        if self._shown[1] != pl_module.env_steps:
+            self._show(pl_module)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Ends the bar's line, so that what is said about the exception begins on one of its own."""
@@ -75,27 +82,25 @@ class ProgressBar(TQDMProgressBar):
             self._train_progress_bar.close()
 
     def _show(self, pl_module: OffPolicyModule) -> None:
-        now, env_steps = time.perf_counter(), pl_module.env_steps
-        rate = (env_steps - self._shown[1]) / max(now - self._shown[0], 1e-9)
-        self._shown = (now, env_steps)
-        status = ", ".join(_status(pl_module, rate))
+        env_steps = min(pl_module.env_steps, self._total)  # the last batch may go beyond
+        self._shown = (time.perf_counter(), pl_module.env_steps)
+        status = ", ".join(self._status(pl_module))
         if self._on_terminal:
             self.train_progress_bar.n = env_steps
             self.train_progress_bar.set_postfix_str(status)
         elif self.is_enabled:
-            elapsed = now - self._started[0]
-            left = (self._total - env_steps) * elapsed / max(env_steps - self._started[1], 1)
+            seconds, first = self._shown[0] - self._started[0], self._started[1]
+            left = (self._total - env_steps) * seconds / max(env_steps - first, 1)
             sys.stdout.write(
                 f"{env_steps:,} of {self._total:,} env steps ({env_steps / self._total:.0%}), "
-                f"{Tqdm.format_interval(elapsed)} gone, {Tqdm.format_interval(max(left, 0.0))} to go: {status}\n"
+                f"{Tqdm.format_interval(seconds)} gone, {Tqdm.format_interval(left)} to go: {status}\n"
             )
             sys.stdout.flush()
 
-
-def _status(module: OffPolicyModule, env_steps_per_s: float) -> list[str]:
-    evaluation = getattr(module, "latest_evaluation", None)
-    parts = [] if evaluation is None else [f"success {evaluation.success:.2f}"]
-    parts.append(f"{env_steps_per_s:,.0f} steps/s")
-    if module.scoring is not None:
-        parts.append(f"scored {module.scoring.stats()['share_scored']:.0%}")
-    return [*parts, f"ε {module.epsilon:.2f}"]
+    def _status(self, module: OffPolicyModule) -> list[str]:
+        evaluation = getattr(module, "latest_evaluation", None)
+        parts = [] if evaluation is None else [f"success {evaluation.success:.2f}"]
+        parts.append(f"{self._pace.env_steps_per_s:,.0f} steps/s")
+        if module.scoring is not None:
+            parts.append(f"scored {module.scoring.stats()['share_scored']:.0%}")
+        return [*parts, f"ε {module.epsilon:.2f}"]

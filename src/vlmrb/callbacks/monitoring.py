@@ -1,0 +1,284 @@
+"""What a run reports while it trains: metrics over env steps, and pictures of scored clips."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from lightning.pytorch import Callback, LightningModule, Trainer
+from numpy.typing import NDArray
+from tensordict import TensorDictBase
+
+from vlmrb.callbacks.pace import Pace
+from vlmrb.loggers import start_loggers, tensorboard_writers
+from vlmrb.media import annotate, write_video
+
+if TYPE_CHECKING:
+    from vlmrb.algorithms.base import OffPolicyModule
+
+MIB = 1024**2
+
+
+class EpisodeStatistics:
+    """Means over finished episodes, read off collected blocks; an episode may span any number of blocks."""
+
+    def __init__(self) -> None:
+        # Of each quantity: return, length in env steps, number of steps that reached the goal.
+        self._running = np.zeros((3, 0))  # per environment, since its episode began
+        self._sums = np.zeros(3)
+        self._count = 0
+
+    def update(self, batch: TensorDictBase) -> None:
+        """Takes in a block ``[n_envs, T]`` as a collector delivers it; a few array operations, whatever its size."""
+        after = batch.get("next")
+        reward, done, success = (after.get(key).numpy().reshape(batch.shape) for key in ("reward", "done", "success"))
+        if self._running.shape[1] != len(reward):
+            self._running = np.zeros((3, len(reward)))
+        total = np.stack([reward, np.ones_like(reward), success], dtype=np.float64).cumsum(-1)  # [3, n, T]
+        total += self._running[..., None]
+        self._running = total[..., -1].copy()
+        env, step = np.nonzero(done)  # by environment, then by time
+        if not len(env):
+            return
+        ends = total[:, env, step]  # [3, E], since the beginning of the environment's first episode in this block
+        first = np.append(True, env[1:] != env[:-1])
+        last = np.append(first[1:], True)
+        begins = np.where(first, 0.0, np.roll(ends, 1, axis=-1))
+        episodes = ends - begins
+        episodes[2] = episodes[2] > 0
+        self._sums += episodes.sum(-1)
+        self._count += len(env)
+        self._running[:, env[last]] -= ends[:, last]
+
+    def take(self) -> dict[str, float]:
+        """Returns number and means of the episodes finished since the last call; no means when there are none."""
+        count, (returns, length, success) = self._count, self._sums.tolist()
+        self._count, self._sums = 0, np.zeros(3)
+        if not count:
+            return {"episodes": 0}
+        return {
+            "episodes": count,
+            "return": returns / count,
+            "episode_length": length / count,
+            "success": success / count,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns lists and numbers only."""
+        return {"running": self._running.tolist(), "sums": self._sums.tolist(), "count": self._count}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores `state_dict`."""
+        self._running, self._sums = np.array(state["running"]).reshape(3, -1), np.array(state["sums"])
+        self._count = state["count"]
+
+
+class MonitoringCallback(Callback):
+    """Writes metrics to all of the trainer's loggers, and GIFs of the highest- and the lowest-scored clip.
+
+    The x-axis is env steps. What depends on the wall clock has names beginning with ``time/``; with a ``sync`` scorer
+    everything else is the same for the same seed. docs/metrics.md says what each metric means.
+
+    Args:
+        every_n_env_steps: env steps between two rows of metrics. Lower → finer curves, more noise in each point.
+        clips_every_n_env_steps: env steps between two pairs of GIFs; ``null`` draws none.
+        clip_frame_size: upper bound of the GIFs' height and width, in pixels.
+    """
+
+    def __init__(
+        self,
+        every_n_env_steps: int = 5_000,
+        clips_every_n_env_steps: int | None = 50_000,
+        clip_frame_size: int = 256,
+    ) -> None:
+        if every_n_env_steps < 1:
+            raise ValueError(f"monitoring.every_n_env_steps={every_n_env_steps} must be at least 1")
+        if clips_every_n_env_steps is not None and clips_every_n_env_steps < 1:
+            raise ValueError(
+                f"monitoring.clips_every_n_env_steps={clips_every_n_env_steps} must be at least 1, or null"
+            )
+        if clip_frame_size < 16:
+            raise ValueError(f"monitoring.clip_frame_size={clip_frame_size} must be at least 16 pixels")
+        self.every_n_env_steps = every_n_env_steps
+        self.clips_every_n_env_steps = clips_every_n_env_steps
+        self.clip_frame_size = clip_frame_size
+        self._reset()
+
+    def _reset(self) -> None:
+        self.episodes = EpisodeStatistics()
+        self._logged_at = 0  # env steps
+        self._drawn_at = 0  # env steps
+        self._grad_steps = 0  # when metrics were last written; so are the next three
+        self._scored = 0
+        self._positives = 0
+        self._histogram: NDArray[np.int64] | None = None
+        self._wall_s = 0.0  # spent training before the last interruption
+        self._started = time.perf_counter()
+        self._pace = Pace()
+        self._clocked = (0, 0, 0.0)  # env steps, gradient steps and seconds in these, when metrics were last written
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the window under way, as lists and numbers, so that a resumed run reports it whole."""
+        return {
+            "episodes": self.episodes.state_dict(),
+            "logged_at": self._logged_at,
+            "drawn_at": self._drawn_at,
+            "grad_steps": self._grad_steps,
+            "scored": self._scored,
+            "positives": self._positives,
+            "histogram": None if self._histogram is None else self._histogram.tolist(),
+            "wall_s": self._wall_s + time.perf_counter() - self._started,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes up an interrupted run's window."""
+        self.episodes.load_state_dict(state_dict["episodes"])
+        self._logged_at = state_dict["logged_at"]
+        self._drawn_at = state_dict["drawn_at"]
+        self._grad_steps = state_dict["grad_steps"]
+        self._scored = state_dict["scored"]
+        self._positives = state_dict["positives"]
+        histogram = state_dict["histogram"]
+        self._histogram = None if histogram is None else np.array(histogram)
+        self._wall_s = state_dict["wall_s"]
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Makes the loggers forget what lies beyond the checkpoint: before any callback logs something new."""
+        if not pl_module.env_steps:
+            self._reset()
+        start_loggers(trainer.loggers, pl_module.env_steps)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Starts the clocks."""
+        self._started = time.perf_counter()
+        self._start_clock(pl_module)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: TensorDictBase, batch_idx: int
+    ) -> None:
+        """Follows the episodes; writes metrics and draws clips when they are due, and when the budget is spent."""
+        self._pace.tick(batch.numel())
+        self.episodes.update(batch)
+        env_steps = pl_module.env_steps
+        complete = env_steps >= pl_module.training_config.total_env_steps
+        every = self.every_n_env_steps
+        if complete or env_steps // every > self._logged_at // every:
+            self._log(trainer, pl_module)
+        every = self.clips_every_n_env_steps or 0
+        if every and (complete or env_steps // every > self._drawn_at // every):
+            self._draw(trainer, pl_module)
+
+    # Metrics
+
+    def _log(self, trainer: Trainer, module: OffPolicyModule) -> None:
+        metrics = self._train_metrics(module) | self._replay_metrics(module) | self._scoring_metrics(trainer, module)
+        # NaN stands for "none yet" (no episode, no answer); only a loss can be NaN in earnest, and that must be seen.
+        metrics = {name: value for name, value in metrics.items() if name == "train/loss" or not math.isnan(value)}
+        metrics |= self._time_metrics(module)
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=module.env_steps)
+        self._logged_at = module.env_steps
+        self._start_clock(module)
+
+    def _start_clock(self, module: OffPolicyModule) -> None:
+        self._pace.restart()
+        self._clocked = (module.env_steps, module.grad_steps, module._update_seconds)
+
+    def _train_metrics(self, module: OffPolicyModule) -> dict[str, float]:
+        metrics = {f"train/{name}": value for name, value in self.episodes.take().items()}
+        metrics |= {"train/epsilon": module.epsilon, "train/grad_steps": module.grad_steps}
+        loss = module.take_losses()
+        if module.grad_steps > self._grad_steps:
+            metrics["train/loss"] = loss
+        self._grad_steps = module.grad_steps
+        return metrics
+
+    def _replay_metrics(self, module: OffPolicyModule) -> dict[str, float]:
+        stats = module.buffer.stats()
+        metrics: dict[str, float] = {
+            "replay/size": len(module.buffer),
+            "replay/lambda": stats["lam"],
+            "replay/beta": stats.get("beta", math.nan),
+            "replay/positives": stats["positives"],
+            "replay/uniform_fallbacks": stats["uniform_fallbacks"],
+            "replay/stale_td_errors": stats["stale/td_error"],
+            "replay/memory_mib": stats["bytes"] / MIB,
+        }
+        if len(module.buffer):
+            for name, value in module.buffer.replay_frequencies().items():
+                metrics[f"replay/{name.replace('/', '_')}"] = value
+        return metrics
+
+    def _scoring_metrics(self, trainer: Trainer, module: OffPolicyModule) -> dict[str, float]:
+        if module.scoring is None:
+            return {}
+        stats = module.scoring.stats()
+        scored, positives = int(stats["scored"]), int(stats.pop("positives"))
+        answers = scored - self._scored
+        stats["share_positive"] = (positives - self._positives) / answers if answers else math.nan
+        self._scored, self._positives = scored, positives
+        self._log_histogram(trainer, module)
+        wall_clock = ("clips_per_s", "latency_ms_p50", "latency_ms_p95")
+        return {
+            f"{'time/scoring_' if name in wall_clock else 'scoring/'}{name}": value for name, value in stats.items()
+        }
+
+    def _log_histogram(self, trainer: Trainer, module: OffPolicyModule) -> None:
+        """Shows the scores since the last time in TensorBoard."""
+        assert module.scoring is not None
+        counts, edges = module.scoring.histogram()
+        new = counts if self._histogram is None else counts - self._histogram
+        self._histogram = counts
+        if not new.sum():
+            return
+        middles = (edges[1:] + edges[:-1]) / 2
+        for writer in tensorboard_writers(trainer.loggers):
+            writer.add_histogram_raw(
+                "scoring/scores",
+                min=edges[0],
+                max=edges[-1],
+                num=new.sum(),
+                sum=(new * middles).sum(),
+                sum_squares=(new * middles**2).sum(),
+                bucket_limits=edges[1:].tolist(),
+                bucket_counts=new.tolist(),
+                global_step=module.env_steps,
+            )
+
+    def _time_metrics(self, module: OffPolicyModule) -> dict[str, float]:
+        env_steps, grad_steps, update_s = self._clocked
+        env_steps, grad_steps = module.env_steps - env_steps, module.grad_steps - grad_steps
+        pace = self._pace.env_steps_per_s
+        metrics = {
+            "time/wall_s": self._wall_s + time.perf_counter() - self._started,
+            "time/env_steps_per_s": pace,
+            "time/grad_steps_per_s": pace * grad_steps / env_steps,
+        }
+        if grad_steps:
+            metrics["time/update_ms"] = 1000 * (module._update_seconds - update_s) / grad_steps
+        return metrics
+
+    # Clips
+
+    def _draw(self, trainer: Trainer, module: OffPolicyModule) -> None:
+        """Draws the highest- and the lowest-scored clip since the last time, the newest where scores are equal."""
+        since, self._drawn_at = self._drawn_at, module.env_steps
+        store = module.buffer.clips
+        if store is None or not len(store):
+            return
+        table = store.table()
+        known = ~np.isnan(table["score"])
+        if (known & (table["born"] > since)).any():
+            known &= table["born"] > since
+        clip_ids, scores, born = table["clip_id"][known], table["score"][known], table["born"][known]
+        if not len(clip_ids):
+            return
+        for name, order in (("high", scores), ("low", -scores)):
+            chosen = np.lexsort((clip_ids, order))[-1]
+            clip = store.batch([int(clip_ids[chosen])], module.renderer)
+            frames = clip.frames(self.clip_frame_size)[0, : clip.lengths[0]]
+            caption = f"score {scores[chosen]:.2f} · step {born[chosen]:,}"
+            write_video(trainer, name, annotate(frames, caption), module.env_steps)

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.loggers import TensorBoardLogger
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensordict import TensorDict
+
+from vlmrb.algorithms.base import TrainingConfig
+from vlmrb.algorithms.dqn import DQN
+from vlmrb.callbacks import monitoring
+from vlmrb.callbacks.monitoring import EpisodeStatistics, MonitoringCallback
+from vlmrb.callbacks.replay_checkpoint import ReplayCheckpoint
+from vlmrb.callbacks.scoring import ScoringCallback
+from vlmrb.envs import EnvConfig
+from vlmrb.loggers import AppendingCSVLogger
+from vlmrb.replay.config import ReplayConfig
+from vlmrb.scoring.sprites import SpritesScorer
+
+ENVS, HORIZON = 32, 60
+EVERY, TOTAL, BLOCK = 1024, 3328, 128  # the budget is no multiple of the interval: the rest is reported at the end
+
+
+class FailAt(Callback):
+    def __init__(self, env_steps: int) -> None:
+        self.env_steps = env_steps
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if pl_module.env_steps >= self.env_steps:
+            raise RuntimeError("the power went out")
+
+
+def train(
+    folder: Path, *extra: Callback, replay: ReplayConfig | None = None, resume: bool = False
+) -> tuple[DQN, Trainer]:
+    seed_everything(3, verbose=False)
+    module = DQN(
+        EnvConfig(id="MiniGrid-DoorKey-5x5-v0", num_envs=ENVS, max_steps=HORIZON),
+        TrainingConfig(TOTAL, learning_starts=256, frames_per_batch=BLOCK, replay_ratio=1 / 32, epsilon_end=1.0),
+        replay or ReplayConfig(capacity=2048, batch_size=32, clip_length=12, n_steps=3),
+        seed=3,
+        hidden_sizes=[16],
+    )
+    scoring = [ScoringCallback(SpritesScorer(), cache=None, backend="sync")] if module.needs_scores else []
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=1,
+        default_root_dir=folder,
+        logger=[TensorBoardLogger(folder, name="", version=""), AppendingCSVLogger(folder)],
+        callbacks=[*scoring, MonitoringCallback(EVERY, 2048), *extra],
+        enable_checkpointing=any(isinstance(callback, ReplayCheckpoint) for callback in extra),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=1_000_000,
+    )
+    trainer.fit(module, ckpt_path=folder / "checkpoints" / "last.ckpt" if resume else None, weights_only=True)
+    return module, trainer
+
+
+def read(folder: Path, *without: str) -> list[dict[str, float]]:
+    with (folder / "metrics.csv").open(newline="") as file:
+        return [
+            {name: float(cell) for name, cell in row.items() if cell and not name.startswith(("time/", *without))}
+            for row in csv.DictReader(file)
+        ]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DQN, Trainer]:
+    folder = tmp_path_factory.mktemp("run")
+    return folder, *train(folder)
+
+
+def episodes_by_hand(reward: np.ndarray, done: np.ndarray, success: np.ndarray) -> list[tuple[float, int, bool]]:
+    episodes = []
+    for env in range(len(reward)):
+        begin = 0
+        for end in np.flatnonzero(done[env]):
+            part = slice(begin, end + 1)
+            episodes.append((reward[env, part].sum(), end + 1 - begin, success[env, part].any()))
+            begin = end + 1
+    return episodes
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), envs=st.integers(1, 4), lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5))
+def test_episodes_are_told_apart_whatever_blocks_they_span(data: Any, envs: int, lengths: list[int]) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    shape = (envs, sum(lengths))
+    reward = rng.integers(-5, 6, shape).astype(np.float32) / 4
+    done, success = rng.random(shape) < data.draw(st.floats(0, 1)), rng.random(shape) < 0.3
+    statistics = EpisodeStatistics()
+    for start, length in zip(np.cumsum([0, *lengths]), lengths, strict=False):
+        part = (slice(None), slice(start, start + length))
+        block = {
+            "reward": torch.from_numpy(reward[part])[..., None],
+            "done": torch.from_numpy(done[part])[..., None],
+            "success": torch.from_numpy(success[part])[..., None],
+        }
+        restored = EpisodeStatistics()
+        restored.load_state_dict(statistics.state_dict())
+        statistics = restored
+        statistics.update(TensorDict({"next": block}, [envs, length]))
+    expected = episodes_by_hand(reward, done, success)
+    taken = statistics.take()
+    assert taken["episodes"] == len(expected)
+    if expected:
+        means = np.mean(expected, axis=0)
+        assert [taken["return"], taken["episode_length"], taken["success"]] == pytest.approx(means.tolist())
+    assert statistics.take() == {"episodes": 0}
+
+
+def test_metrics_are_written_at_each_interval_and_when_the_budget_is_spent(run: tuple[Path, DQN, Trainer]) -> None:
+    folder, module, _ = run
+    rows = read(folder)
+    assert [row["step"] for row in rows] == [1024, 2048, 3072, 3328]
+    last = rows[-1]
+    assert last["train/grad_steps"] == module.grad_steps > 0
+    assert last["replay/size"] == 2048
+    assert last["replay/lambda"] == 0.5
+    assert last["scoring/emitted"] == last["scoring/scored"] > 50
+    assert last["scoring/share_scored"] == 1.0
+    assert sum(row["train/episodes"] for row in rows) >= ENVS * (TOTAL // ENVS // HORIZON)
+
+
+def test_every_documented_metric_is_written_and_every_written_one_documented(run: tuple[Path, DQN, Trainer]) -> None:
+    folder, _, _ = run
+    with (folder / "metrics.csv").open() as file:
+        written = set(next(csv.reader(file))) - {"step"}
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    documented = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `")}
+    elsewhere = {name for name in documented if name.startswith(("eval/", "scoring/control_"))}
+    not_in_every_run = {"replay/beta", "replay/frequency_successful_episode"}
+    assert written - documented == set()
+    assert documented - elsewhere - not_in_every_run - written - {"scoring/scores"} == set()
+
+
+def test_tensorboard_shows_the_same_numbers_over_env_steps(run: tuple[Path, DQN, Trainer]) -> None:
+    folder, _, _ = run
+    events = EventAccumulator(str(folder)).Reload()
+    rows = read(folder)
+    for name in ("train/loss", "replay/lambda", "replay/frequency_vlm_positive", "scoring/share_positive"):
+        expected = [(row["step"], pytest.approx(row[name], rel=1e-6)) for row in rows if name in row]
+        assert [(event.step, event.value) for event in events.Scalars(name)] == expected
+        assert expected
+
+
+def test_histogram_counts_each_score_once(run: tuple[Path, DQN, Trainer]) -> None:
+    folder, module, _ = run
+    events = EventAccumulator(str(folder), size_guidance={"histograms": 0}).Reload().Histograms("scoring/scores")
+    assert [event.step for event in events] == [row["step"] for row in read(folder) if "scoring/share_positive" in row]
+    assert module.scoring is not None
+    assert sum(event.histogram_value.num for event in events) == module.scoring.stats()["scored"]
+    counts, _ = module.scoring.histogram()
+    assert np.sum([event.histogram_value.bucket[-20:] for event in events], axis=0).tolist() == counts.tolist()
+
+
+def test_clips_are_drawn_as_files_and_in_tensorboard(run: tuple[Path, DQN, Trainer]) -> None:
+    folder, _, _ = run
+    names = sorted(path.name for path in (folder / "clips").iterdir())
+    assert names == [f"step_0000{step}_{end}.gif" for step in (2048, 3328) for end in ("high", "low")]
+    images = EventAccumulator(str(folder)).Reload().Images("clips/high")
+    assert [image.step for image in images] == [2048, 3328]
+    assert images[0].encoded_image_string == (folder / "clips" / "step_00002048_high.gif").read_bytes()
+    with Image.open(folder / "clips" / names[0]) as gif:
+        assert gif.is_animated
+
+
+def test_drawn_clips_are_the_highest_and_the_lowest(
+    run: tuple[Path, DQN, Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, module, trainer = run
+    drawn = {}
+    monkeypatch.setattr(monitoring, "write_video", lambda trainer, name, frames, step: drawn.update({name: frames}))
+    MonitoringCallback()._draw(trainer, module)
+    store = module.buffer.clips
+    assert store is not None
+    table = store.table()
+    extremes = {"high": np.nanmax(table["score"]), "low": np.nanmin(table["score"])}
+    assert extremes["low"] < extremes["high"]
+    for name, score in extremes.items():
+        newest = int(table["clip_id"][table["score"] == score][-1])
+        clip = store.batch([newest], module.renderer)
+        frames = clip.frames(256)[0, : clip.lengths[0]]
+        assert np.array_equal(drawn[name][:, -frames.shape[1] :], frames)
+        assert drawn[name].shape[1] > frames.shape[1]
+
+
+def test_same_seed_gives_the_same_metrics_time_aside(run: tuple[Path, DQN, Trainer], tmp_path: Path) -> None:
+    train(tmp_path)
+    assert read(tmp_path) == read(run[0])
+
+
+def test_interrupted_run_reports_what_an_uninterrupted_one_does(run: tuple[Path, DQN, Trainer], tmp_path: Path) -> None:
+    checkpoint = ReplayCheckpoint(every_n_env_steps=1792)  # in the middle of the window from 1024 to 2048
+    with pytest.raises(RuntimeError, match="power"):
+        train(tmp_path, checkpoint, FailAt(2560))
+    assert [row["step"] for row in read(tmp_path)] == [1024, 2048]
+    train(tmp_path, ReplayCheckpoint(every_n_env_steps=10_000), resume=True)
+    # A window's loss is the mean over the gradient steps since the run was taken up.
+    assert read(tmp_path, "train/loss") == read(run[0], "train/loss")
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.step for event in events.Scalars("replay/size")] == [1024, 2048, 3072, 3328]
+
+
+def test_uniform_replay_has_neither_scoring_metrics_nor_clips(tmp_path: Path) -> None:
+    train(tmp_path, replay=ReplayConfig(capacity=2048, batch_size=32, clip_length=None, lam_max=0.0, vlm=None))
+    rows = read(tmp_path)
+    assert not any(name.startswith("scoring/") for row in rows for name in row)
+    assert rows[-1]["replay/effective_sample_size"] == pytest.approx(2048)
+    assert not (tmp_path / "clips").exists()
+
+
+def test_loss_that_is_no_number_is_shown_and_an_absent_one_is_not(
+    run: tuple[Path, DQN, Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, module, _ = run
+    rows: list[dict[str, float]] = []
+    logger = SimpleNamespace(log_metrics=lambda metrics, step: rows.append(metrics))
+    trainer = SimpleNamespace(loggers=[logger])
+    callback = MonitoringCallback()
+    callback._grad_steps = module.grad_steps
+    monkeypatch.setattr(module, "env_steps", module.env_steps + 128)
+    callback._log(trainer, module)
+    module._losses.append(torch.tensor(float("nan")))
+    monkeypatch.setattr(module, "env_steps", module.env_steps + 128)
+    monkeypatch.setattr(module, "grad_steps", module.grad_steps + 1)
+    callback._log(trainer, module)
+    assert "train/loss" not in rows[0]
+    assert math.isnan(rows[1]["train/loss"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("every_n_env_steps", 0), ("clips_every_n_env_steps", 0), ("clip_frame_size", 1)],
+)
+def test_setting_that_cannot_work_is_refused_by_name(setting: str, value: int) -> None:
+    with pytest.raises(ValueError, match=f"monitoring.{setting}={value}"):
+        MonitoringCallback(**{setting: value})
