@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -68,8 +69,19 @@ def _call(function: Callable[..., int | None], args: list[str]) -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """Returns an exception's message without line breaks."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """Returns an exception's message in one line.
+
+    jsonargparse wraps what a setting's own check says into everything else that it tried; of that, only what was said
+    about the setting is kept.
+    """
+    text = str(error)
+    if "Does not validate against any of the Union subtypes" in text:
+        reasons = [line.strip().removeprefix("- ") for line in text.splitlines() if line.strip().startswith("- ")]
+        noise = ("Does not validate", "Expected a <class 'NoneType'>")
+        kept = dict.fromkeys(reason for reason in reasons if not reason.startswith(noise))
+        key = re.search(r'Parser key "([^"]+)"', text)
+        text = ("" if key is None else f"{key[1]}: ") + "; ".join(kept) if kept else text
+    return " ".join(text.split()) or type(error).__name__
 
 
 def main(argv: Sequence[str] | None = None) -> int:

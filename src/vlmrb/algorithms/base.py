@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from vlmrb.scoring.service import ScoringService
 
 
-@dataclass
+@dataclass(frozen=True)
 class TrainingConfig:
     """How long to train, and how much to learn from each env step.
 
@@ -56,7 +56,7 @@ class TrainingConfig:
 
     total_env_steps: int = 240_000
     learning_starts: int = 2_048
-    frames_per_batch: int = 256
+    frames_per_batch: int = 320
     replay_ratio: float = 0.125
     gamma: float = 0.95
     target_update_interval: int = 200
@@ -73,6 +73,11 @@ class TrainingConfig:
         for name in ("gamma", "epsilon_start", "epsilon_end", "epsilon_fraction"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"training.{name}={getattr(self, name)} must lie in [0, 1]")
+        if self.total_env_steps % self.frames_per_batch:
+            raise ValueError(
+                f"training.total_env_steps={self.total_env_steps} must be a multiple of "
+                f"training.frames_per_batch={self.frames_per_batch}"
+            )
         if self.learning_starts < 0:
             raise ValueError(f"training.learning_starts={self.learning_starts} must not be negative")
         if self.replay_ratio <= 0:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torchrl.collectors import Collector
-from torchrl.envs import EnvBase
+
+from vlmrb.envs.batch import SimulatorEnv
 
 
 class ReplayCollector(Collector):
@@ -31,7 +32,7 @@ class ReplayCollector(Collector):
 
     def __init__(
         self,
-        env: EnvBase,
+        env: SimulatorEnv,
         policy: Callable[[TensorDictBase], TensorDictBase],
         *,
         frames_per_batch: int,
@@ -43,18 +44,21 @@ class ReplayCollector(Collector):
             raise ValueError(
                 f"training.frames_per_batch={frames_per_batch} must be a multiple of env.num_envs={num_envs}"
             )
+        on_cpu = torch.device(policy_device).type == "cpu"  # one device is cheaper than three equal ones
+        devices = (
+            {"device": "cpu"}
+            if on_cpu
+            else {"policy_device": policy_device, "env_device": "cpu", "storing_device": "cpu"}
+        )
         super().__init__(
             env,
             policy,
             frames_per_batch=frames_per_batch,
             total_frames=total_frames,
-            policy_device=policy_device,
-            env_device="cpu",
-            storing_device="cpu",
             track_traj_ids=False,
-            use_buffers=False,
             trust_policy=True,
-            no_cuda_sync=False,
+            return_same_td=True,  # the buffer copies every batch before the next one is collected
+            **devices,
         )
 
     @property
@@ -63,20 +67,14 @@ class ReplayCollector(Collector):
         return self._frames
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns frames, environment and current observation as plain containers of tensors and numbers."""
-        if self.closed:
-            return {}
-        current = self._carrier.exclude("next", "action").clone()
-        return {
-            "frames": self._frames,
-            "iter": self._iter,
-            "env": self.env.state_dict(),
-            "current": current.to_dict(),
-        }
+        """Returns the number of frames and the environment's state as plain containers of tensors and numbers."""
+        return {} if self.closed else {"frames": self._frames, "iter": self._iter, "env": self.env.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any], **_: Any) -> None:
         """Continues where `state_dict` was taken."""
+        if not state_dict:
+            return
         self._frames = state_dict["frames"]
         self._iter = state_dict["iter"]
         self.env.load_state_dict(state_dict["env"])
-        self._carrier.update(TensorDict.from_dict(state_dict["current"], batch_size=self._carrier.batch_size))
+        self._carrier.update(self.env.current())

@@ -1,0 +1,83 @@
+"""Bad input ends in one readable line and a non-zero exit code, before anything is built or destroyed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vlmrb.cli import main
+
+ROOT = Path(__file__).parents[1]
+BASE = ["fit", "-c", str(ROOT / "configs/minigrid/doorkey_6x6_dqn.yaml"), "-c", str(ROOT / "configs/replay/vlm.yaml")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--replay.bogus", "1"], "replay.bogus"),
+        (["--training.gamma", "high"], "training.gamma"),
+        (["--training.gamma", "1.5"], "training.gamma"),
+        (["--replay.lam_max", "1.5"], "replay.lam_max=1.5 must lie in [0, 1]"),
+        (["--replay.clip_length", "1"], "replay.clip_length=1"),
+        (["--replay.capacity", "10"], "replay.capacity=10 is smaller than replay.batch_size=128"),
+        (["--env.id", "MiniGrid-DorKey-6x6-v0"], "did you mean MiniGrid-DoorKey-6x6-v0"),
+        (["--env.num_envs", "48"], "training.frames_per_batch=320"),
+        (["--training.total_env_steps", "1000"], "training.total_env_steps=1000"),
+        (["--model", "NoSuchModel"], "model"),
+        (["--scoring.scorer", "NoSuchScorer"], "scoring.scorer"),
+        (["--scoring.scorer", "null"], "scoring.scorer"),
+        (["--scoring.backend", "telepathy"], "scoring.backend"),
+        (["--evaluation.episodes", "0"], "evaluation.episodes=0"),
+        (["-c", "no_such_file.yaml"], "no_such_file.yaml"),
+    ],
+)
+def test_bad_setting_is_named_in_one_line(
+    arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*BASE, "--run_dir", str(tmp_path / "run"), *arguments]) != 0
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("vlmrb fit: error: ")
+    assert "\n" not in error
+    assert len(error) < 400
+    assert says in error
+
+
+def test_overlay_with_callbacks_is_refused_instead_of_dropping_ours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overlay = tmp_path / "overlay.yaml"
+    overlay.write_text("trainer: {callbacks: [{class_path: lightning.pytorch.callbacks.Timer}]}\n")
+    assert main([*BASE, "-c", str(overlay), "--run_dir", str(tmp_path / "run")]) != 0
+    assert "trainer.callbacks" in capsys.readouterr().err
+
+
+def test_run_folder_of_another_run_is_refused_and_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "metrics.csv").write_text("precious\n")
+    assert main([*BASE, "--run_dir", str(tmp_path)]) != 0
+    assert "already holds a run" in capsys.readouterr().err
+    assert (tmp_path / "metrics.csv").read_text() == "precious\n"
+
+
+def test_missing_checkpoint_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "--ckpt", str(tmp_path / "none.ckpt")]) != 0
+    assert "none.ckpt does not exist" in capsys.readouterr().err
+
+
+def test_file_that_is_no_checkpoint_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "some.ckpt").write_bytes(b"not a checkpoint")
+    assert main(["evaluate", "--ckpt", str(tmp_path / "some.ckpt")]) != 0
+    assert "is no checkpoint" in capsys.readouterr().err
+
+
+def test_unknown_verb_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train"]) == 2
+    assert "fit" in capsys.readouterr().err
+
+
+def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {verb}" in out for verb in ("fit", "evaluate", "demo", "sweep", "doctor"))
