@@ -216,7 +216,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
             held["next", "done"][:, -1] = True
             self._multi_step._buffer = held
             # n rows of filler push the held ones out; no return reaches past the end of an episode.
-            slots = self._store(self._multi_step._inv_call(held[:, -1:].expand(-1, self.n_steps)))
+            slots = self._store(self._multi_step._inv_call(held[:, -1:].expand(len(held), self.n_steps)))
             self._multi_step._buffer = None
         streams.forget_episodes()
         return slots
