@@ -65,7 +65,7 @@ def _call(function: Callable[..., int | None], args: list[str]) -> int:
     """Parses ``args`` by the function's signature and docstring, and calls it."""
     from jsonargparse import auto_cli
 
-    return auto_cli(function, args=args, parser_class=None, as_positional=False, exit_on_error=False) or 0  # type: ignore[call-arg]
+    return auto_cli(function, args=args, as_positional=False, prog=f"vlmrb {function.__name__}", exit_on_error=False) or 0
 
 
 def one_line(error: BaseException) -> str:

@@ -104,6 +104,7 @@ class EvaluationCallback(Callback):
             seed=self.seed,
             epsilon=self.epsilon,
             video=self.video,
+            frame_size=256,
         )
         step = pl_module.env_steps
         self.history.append((step, result.success))

@@ -86,7 +86,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def sweep(
-    config: str,
+    base: str,
     overlays: Sequence[str],
     seeds: str = "0-4",
     out: str = "runs/sweep",
@@ -96,7 +96,7 @@ def sweep(
     """Runs overlays × seeds on one configuration, then writes results.csv, table.csv, curves.png and commands.txt.
 
     Args:
-        config: the configuration that all cells share.
+        base: the configuration that all cells share.
         overlays: replay overlays to compare, such as configs/replay/uniform.yaml.
         seeds: such as 0-4 or 0,3,7.
         out: folder of the sweep.
@@ -104,7 +104,7 @@ def sweep(
         overrides: further `vlmrb fit` options for every cell.
     """
     cells = [
-        Cell(Path(config), Path(overlay), seed, Path(out) / Path(overlay).stem / f"seed_{seed}", tuple(overrides))
+        Cell(Path(base), Path(overlay), seed, Path(out) / Path(overlay).stem / f"seed_{seed}", tuple(overrides))
         for seed in parse_seeds(seeds)
         for overlay in overlays
     ]
