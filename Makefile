@@ -17,7 +17,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(RUN_READY) ## DoorKey-6x6 with VLM-guided replay beside uniform replay; results in runs/demo/
-	$(BIN)/python -m vlmrb.experiments.demo
+	$(BIN)/vlmrb demo
 
 test: $(DEV_READY) ## every test that needs no GPU, with line coverage
 	$(BIN)/python -m pytest -m "not gpu" --cov=vlmrb --cov-report=term:skip-covered $(PYTEST_ARGS)

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-import logging
-import tempfile
 import time
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,16 +20,15 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from common import add_json_option, paired, report
-from lightning import Callback, Trainer, seed_everything
 
+from app import CAPACITY, LEARNING_STARTS, NUM_ENVS, fit, prepare
+from common import add_json_option, paired, report
 from vlmrb.algorithms import DQN, TrainingConfig
-from vlmrb.envs import EnvConfig
 from vlmrb.envs.doorkey import NUM_ACTIONS, DoorKeySimulator
 from vlmrb.networks.grid import make_q_network
 from vlmrb.replay.config import ReplayConfig
 
-NUM_ENVS, BATCH, N_STEPS, CAPACITY, LEARNING_STARTS = 32, 128, 3, 100_000, 2_048
+BATCH, N_STEPS = 128, 3
 
 
 class RingBuffer:
@@ -118,38 +114,10 @@ def bare_loop(size: int, env_steps: int, training: TrainingConfig, seed: int) ->
     return (env_steps - LEARNING_STARTS) / (time.perf_counter() - start)
 
 
-class Stopwatch(Callback):
-    """Times a fit from the first gradient step to the last batch."""
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        now = time.perf_counter()
-        if not pl_module.grad_steps:
-            self.start, self.start_env_steps = now, pl_module.env_steps
-        self.rate = (pl_module.env_steps - self.start_env_steps) / max(now - self.start, 1e-9)
-
-
-def application(size: int, env_steps: int, training: TrainingConfig, seed: int) -> tuple[float, DQN]:
+def application(size: int, training: TrainingConfig) -> float:
     """Trains through Lightning, TorchRL and the replay buffer, uniform replay; returns env steps per second."""
-    seed_everything(seed, verbose=False)
-    module = DQN(
-        EnvConfig(f"MiniGrid-DoorKey-{size}x{size}-v0", num_envs=NUM_ENVS),
-        training,
-        ReplayConfig(capacity=CAPACITY, n_steps=N_STEPS, lam_max=0.0, vlm=None, clip_length=None),
-        seed,
-    )
-    stopwatch = Stopwatch()
-    with tempfile.TemporaryDirectory() as folder:
-        Trainer(
-            accelerator="cpu",
-            max_epochs=1,
-            callbacks=[stopwatch],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=folder,
-        ).fit(module)
-    return stopwatch.rate, module
+    replay = ReplayConfig(capacity=CAPACITY, n_steps=N_STEPS, lam_max=0.0, vlm=None, clip_length=None)
+    return fit(size, training, replay).rate
 
 
 @contextmanager
@@ -195,7 +163,7 @@ def breakdown(size: int, env_steps: int, training: TrainingConfig) -> list[dict[
     }
     with timed_parts(parts) as seconds:
         start = time.perf_counter()
-        application(size, env_steps, training, seed=0)
+        application(size, training)
         total = time.perf_counter() - start
     rows = [{"part": name, "µs per env step": round(1e6 * seconds[name] / env_steps, 1)} for name in parts]
     lightning = total - seconds["training_step (all but collecting)"]
@@ -207,19 +175,17 @@ def main() -> None:
     """Runs the pairs and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=6, help="DoorKey's N")
-    parser.add_argument("--env-steps", type=int, default=24_576, help="env steps per run")
+    parser.add_argument("--env-steps", type=int, default=25_600, help="env steps per run")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--breakdown", action="store_true")
     add_json_option(parser)
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    prepare()
     training = TrainingConfig(total_env_steps=args.env_steps, learning_starts=LEARNING_STARTS)
     rates: dict[str, list[float]] = {"application": [], "bare loop": []}
 
     def run_application() -> float:
-        rates["application"].append(application(args.size, args.env_steps, training, seed=0)[0])
+        rates["application"].append(application(args.size, training))
         return rates["application"][-1]
 
     def run_bare() -> float:
