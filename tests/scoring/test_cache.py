@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -296,3 +297,24 @@ class TestTrouble:
         with pytest.raises(OSError, match="score cache cannot be opened") as error:
             ScoreCache(tmp_path / "folder.sqlite")
         assert "\n" not in str(error.value)
+
+
+class TestResuming:
+    def test_scores_in_memory_travel_in_a_checkpoint(self, tmp_path):
+        cache = ScoreCache()
+        cache.put_many([key_of(n) for n in range(3)], scores_of(0.1, 1 / 3, 1.0))
+        torch.save(cache.state_dict(), tmp_path / "state.pt")
+        resumed = ScoreCache()
+        resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+        assert resumed._memory == cache._memory  # in the same order: the least recently used goes first
+
+    def test_an_empty_cache_has_a_state_as_well(self):
+        cache = ScoreCache()
+        cache.load_state_dict(ScoreCache().state_dict())
+        assert len(cache) == 0
+
+    def test_scores_that_a_file_keeps_are_not_kept_twice(self, file):
+        cache = ScoreCache(file)
+        cache.put_many([key_of(1)], scores_of(0.5))
+        assert len(cache.state_dict()["scores"]) == 0
+        cache.close()

@@ -10,11 +10,12 @@ import sqlite3
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from vlmrb.scoring.clips import ClipBatch
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SCHEMA = 1  # stored in the file's user_version; a file of another schema is set aside like a damaged one
+KEY_BYTES = 16
 _BATCH = 500  # keys in one SELECT, below SQLite's oldest limit of 999 variables
 
 
@@ -82,7 +84,7 @@ class ScoreCache:
             clips.snapshots.dtype.str,
             clips.snapshots.shape[2:],
         )
-        prefix = hashlib.blake2b(repr(identity).encode(), digest_size=16)
+        prefix = hashlib.blake2b(repr(identity).encode(), digest_size=KEY_BYTES)
         keys = []
         for snapshots, length in zip(np.ascontiguousarray(clips.snapshots), clips.lengths.tolist(), strict=True):
             digest = prefix.copy()
@@ -140,6 +142,21 @@ class ScoreCache:
             "entries": float(len(self._memory)),
             "disk_errors": float(self.disk_errors),
         }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the scores that are in memory only; what a file holds is there again when a run resumes.
+
+        Without them a control would meet scores in another order than in a run that was never interrupted.
+        """
+        known = {} if self._disk is not None else self._memory
+        keys = np.frombuffer(b"".join(known), np.uint8).reshape(-1, KEY_BYTES)
+        return {"keys": torch.from_numpy(keys.copy()), "scores": torch.tensor(list(known.values()))}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Adds the scores of `state_dict`."""
+        keys = [key.tobytes() for key in state["keys"].numpy()]
+        with self._lock:
+            self._remember(zip(keys, state["scores"].tolist(), strict=True))
 
     def close(self) -> None:
         """Closes the file; the cache goes on in memory. May be called more than once."""

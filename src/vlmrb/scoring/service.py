@@ -190,6 +190,7 @@ class ScoringService:
             "meter": self._meter.state_dict(),
             "policy": {"name": policy.name, "state": policy.state_dict()},
             "control": None if control is None else {"name": control.name, "state": control.state_dict()},
+            "cache": None if self.cache is None else self.cache.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -208,6 +209,8 @@ class ScoringService:
         if self.control is not None:
             self.control.load_state_dict(state["control"]["state"])
         self._meter.load_state_dict(state["meter"])
+        if self.cache is not None and state["cache"] is not None:
+            self.cache.load_state_dict(state["cache"])
         rows = state["waiting"].tolist()
         for start in range(0, len(rows), ADMIT_CLIPS):
             part = rows[start : start + ADMIT_CLIPS]
@@ -261,12 +264,15 @@ class ScoringService:
                 self._take(self._backend.collect())
 
     def _take(self, answers: Sequence[Answer]) -> None:
+        settled: list[Content] = []
+        scores: list[NDArray[np.float32]] = []
         broken = ""
         for found in answers:
             contents, handed_over = self._in_flight.pop(found.ticket)
             if found.scores is not None:
                 self._meter.answered(time.monotonic() - handed_over)
-                self._settle(contents, found.scores)
+                settled += contents
+                scores.append(found.scores)
                 continue
             self._counts.failures += 1
             for content in contents:
@@ -279,20 +285,24 @@ class ScoringService:
                 broken = broken or found.error
             else:
                 self._report(found, len(contents))
+        if settled:
+            self._settle(settled, np.concatenate(scores))
         if broken:
             raise ScorerError(broken)
 
     def _settle(self, contents: list[Content], scores: NDArray[np.float32]) -> None:
         if self.cache is not None:
             self.cache.put_many([content.key for content in contents], scores)
+        clip_ids: list[int] = []
+        completed: list[int] = []
+        repeats: list[int] = []
         for content in contents:
-            self._counts.cache_hits += len(content.clip_ids) - 1
             self._queue.settle(content)
-        self._write(
-            [clip_id for content in contents for clip_id in content.clip_ids],
-            [step for content in contents for step in content.completed],
-            np.repeat(scores, [len(content.clip_ids) for content in contents]),
-        )
+            clip_ids += content.clip_ids
+            completed += content.completed
+            repeats.append(len(content.clip_ids))
+        self._counts.cache_hits += len(clip_ids) - len(contents)
+        self._write(clip_ids, completed, np.repeat(scores, repeats))
 
     def _write(self, clip_ids: list[int], completed: list[int], scores: NDArray[np.float32]) -> None:
         """Writes scores ``float32[B]`` to those clips that still have rows."""
