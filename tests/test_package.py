@@ -29,7 +29,7 @@ class WithoutExtras(importlib.machinery.PathFinder):
         return None if name.partition(".")[0] in extras else super().find_spec(name, path, target)
 
 sys.meta_path = [WithoutExtras if finder is importlib.machinery.PathFinder else finder for finder in sys.meta_path]
-import lightning, minigrid, torchrl.collectors, torchrl.data, torchrl.objectives
+import lightning.pytorch.cli, minigrid, torchrl.collectors, torchrl.data, torchrl.objectives
 
 failures = {}
 for module in modules:
