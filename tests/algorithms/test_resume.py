@@ -89,6 +89,7 @@ def train(
     backend: str = "sync",
     others: Sequence[Callback] = (),
     epsilon: float = 0.3,
+    env_id: str = "MiniGrid-DoorKey-5x5-v0",
     **checkpoint: Any,
 ) -> Run:
     torch.manual_seed(3)
@@ -97,7 +98,7 @@ def train(
         **{**vars(SCHEMES[scheme]), "capacity": CAPACITY, "batch_size": 16, "clip_length": 8, "n_steps": 3}
     )
     module = DQN(
-        EnvConfig("MiniGrid-DoorKey-5x5-v0", num_envs=4, max_steps=70),
+        EnvConfig(env_id, num_envs=4, max_steps=70),
         TrainingConfig(
             total_env_steps=total,
             learning_starts=64,
@@ -246,3 +247,18 @@ def test_with_a_scorer_beside_the_learner_no_clip_is_lost_by_resuming(tmp_path: 
         assert stats["emitted"] == emitted
         assert stats["emitted"] == part.module.buffer.clips.emitted - len(part.module.buffer.clips._completed)
     assert stats["emitted"] > 100
+
+
+def test_environments_that_cannot_be_restored_begin_new_episodes_and_no_clip_mixes_two(tmp_path: Path) -> None:
+    env_id = "MiniGrid-Empty-5x5-v0"  # stepped through Gymnasium
+    stopped = train(tmp_path, "vlm", env_id=env_id, scorer="sprites", stop_at=SEGMENT)
+    assert is_torn(stopped)
+    resumed = train(tmp_path, "vlm", env_id=env_id, scorer="sprites", resume=True)
+    buffer, service = resumed.module.buffer, resumed.module.scoring
+    assert buffer.clips is not None
+    assert service is not None
+    assert resumed.module.env_steps == 3 * SEGMENT
+    assert service.stats()["emitted"] == service.stats()["scored"] == buffer.clips.emitted
+    assert (
+        resumed.module.grad_steps == train(tmp_path / "whole", "vlm", env_id=env_id, scorer="sprites").module.grad_steps
+    )

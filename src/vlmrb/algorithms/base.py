@@ -333,6 +333,8 @@ class OffPolicyModule(LightningModule, ABC):
 
     def on_train_start(self) -> None:
         """Restores random states on resume; without a replay side-car the buffer fills up first, instead of a burst."""
+        if self.env_steps and self._collector is not None and not self._collector.env.exact_resume:
+            self.buffer.end_streams()  # the environments could not go on where they were: new episodes begin
         if self.env_steps and not len(self.buffer):
             self.resumed_without_replay = True
             self._due = 0.0
