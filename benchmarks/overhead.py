@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from app import CAPACITY, LEARNING_STARTS, fit, prepare
-from common import add_json_option, paired, report
 from vlmrb.algorithms import TrainingConfig
 from vlmrb.callbacks.scoring import ScoringCallback
 from vlmrb.envs import EnvConfig
 from vlmrb.replay.config import ImportanceConfig, ReplayConfig, TDConfig
 from vlmrb.scoring.sprites import SpritesScorer
+
+from app import CAPACITY, LEARNING_STARTS, fit, prepare
+from common import add_json_option, paired, report
 
 PER = ReplayConfig(
     capacity=CAPACITY,

@@ -15,8 +15,9 @@ import gymnasium
 import minigrid  # noqa: F401  (importing it registers its ids)
 import numpy as np
 
-from common import add_json_option, paired, rate, report
 from vlmrb.envs.tiles import GridRenderer
+
+from common import add_json_option, paired, rate, report
 
 IDS = (
     "MiniGrid-DoorKey-8x8-v0",

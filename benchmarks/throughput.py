@@ -21,12 +21,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from app import CAPACITY, LEARNING_STARTS, NUM_ENVS, fit, prepare
-from common import add_json_option, paired, report
 from vlmrb.algorithms import DQN, TrainingConfig
 from vlmrb.envs.doorkey import NUM_ACTIONS, DoorKeySimulator
 from vlmrb.networks.grid import make_q_network
 from vlmrb.replay.config import ReplayConfig
+
+from app import CAPACITY, LEARNING_STARTS, NUM_ENVS, fit, prepare
+from common import add_json_option, paired, report
 
 BATCH, N_STEPS = 128, 3
 

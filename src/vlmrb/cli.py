@@ -65,7 +65,8 @@ def _call(function: Callable[..., int | None], args: list[str]) -> int:
     """Parses ``args`` by the function's signature and docstring, and calls it."""
     from jsonargparse import auto_cli
 
-    return auto_cli(function, args=args, as_positional=False, prog=f"vlmrb {function.__name__}", exit_on_error=False) or 0
+    prog = f"vlmrb {function.__name__}"
+    return auto_cli(function, args=args, as_positional=False, prog=prog, exit_on_error=False) or 0
 
 
 def one_line(error: BaseException) -> str:

@@ -89,7 +89,8 @@ def _make_room(run_dir: Path, overwrite: bool) -> None:
     Raises:
         FileExistsError: the folder holds a run and ``overwrite`` is false.
     """
-    if not any((run_dir / name).exists() for name in ("config.yaml", "metrics.csv", "checkpoints", "summary.json")):
+    results = ("metrics.csv", "evaluations.csv", "summary.json", "checkpoints/*.ckpt")  # a failed start leaves none
+    if not any(True for pattern in results for _ in run_dir.glob(pattern)):
         return
     if not overwrite:
         raise FileExistsError(

@@ -59,7 +59,7 @@ TARGET = [[0.0, 0.0], [2.0, 4.0]]
     ],
 )
 def test_target_is_the_hand_computed_one(double: bool, terminated: bool, steps: int, expected: float) -> None:
-    loss = DQNLoss(Table(ONLINE), Table(TARGET), gamma=0.9, double=double)
+    loss = DQNLoss(Table(ONLINE), Table(TARGET), gamma=0.9, double_q=double)
     assert loss.target(batch(1.0, terminated, steps)).item() == pytest.approx(expected)
 
 

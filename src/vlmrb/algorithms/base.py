@@ -275,7 +275,10 @@ class OffPolicyModule(LightningModule, ABC):
         """Returns the constructor's arguments as plain containers, from which `load` builds the module again."""
         names = [name for name in inspect.signature(type(self).__init__).parameters if name != "self"]
         values = {name: self.training_config if name == "training" else getattr(self, name) for name in names}
-        return {name: asdict(value) if is_dataclass(value) else value for name, value in values.items()}
+        return {
+            name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+            for name, value in values.items()
+        }
 
     @classmethod
     def from_checkpoint(cls, path: str | Path) -> OffPolicyModule:

@@ -28,7 +28,7 @@ class DQN(OffPolicyModule):
         learning_rate: Adam's step size. Higher → faster and less stable.
         hidden_sizes: widths of the hidden layers.
         colors: let the network see colours; see `vlmrb.networks.grid.GridEncoder`.
-        double: double DQN: less over-estimation, about a tenth slower.
+        double_q: double DQN: less over-estimation, about a tenth slower.
         loss_function: ``smooth_l1`` or ``l2``.
     """
 
@@ -41,14 +41,14 @@ class DQN(OffPolicyModule):
         learning_rate: float = 3e-4,
         hidden_sizes: Sequence[int] = (128, 128),
         colors: bool = False,
-        double: bool = False,
+        double_q: bool = False,
         loss_function: LossFunction = "smooth_l1",
     ) -> None:
         super().__init__(env, training, replay, seed)
         self.learning_rate = learning_rate
         self.hidden_sizes = list(hidden_sizes)
         self.colors = colors
-        self.double = double
+        self.double_q = double
         self.loss_function: LossFunction = loss_function
 
     def build(self, observation_spec: Any, action_spec: Any) -> None:
@@ -60,7 +60,9 @@ class DQN(OffPolicyModule):
             observation_spec.shape, observation_spec.dtype, self.num_actions, self.hidden_sizes, self.colors
         )
         self.target_network = copy.deepcopy(self.q_network).requires_grad_(False)
-        loss = DQNLoss(self.q_network, self.target_network, self.training_config.gamma, self.double, self.loss_function)
+        loss = DQNLoss(
+            self.q_network, self.target_network, self.training_config.gamma, self.double_q, self.loss_function
+        )
         # Kept out of the module tree: its networks are already there, and would be saved twice.
         object.__setattr__(self, "loss", torch.compile(loss) if self.training_config.compile else loss)
 

@@ -183,7 +183,7 @@ def write_results(cells: Sequence[Cell], out: Path) -> None:
         writer.writerows(_rows(cells))
     table = [_table_row(label, [cell for cell in cells if cell.label == label]) for label in _labels(cells)]
     with (out / "table.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(max(table, key=len)))
+        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in table for key in row)))
         writer.writeheader()
         writer.writerows(table)
     for row in table:

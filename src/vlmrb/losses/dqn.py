@@ -26,7 +26,7 @@ class DQNLoss(nn.Module):
         network: ``observation → float32[B, actions]``.
         target_network: the same, updated from outside.
         gamma: discount factor per env step, in [0, 1].
-        double: choose the next action by the online network. Less over-estimation, one more forward pass.
+        double_q: choose the next action by the online network. Less over-estimation, one more forward pass.
         loss_function: ``smooth_l1`` bounds the gradient of large errors; ``l2`` does not.
     """
 
@@ -35,14 +35,14 @@ class DQNLoss(nn.Module):
         network: nn.Module,
         target_network: nn.Module,
         gamma: float,
-        double: bool = False,
+        double_q: bool = False,
         loss_function: LossFunction = "smooth_l1",
     ) -> None:
         super().__init__()
         self.network = network
         self.target_network = target_network
         self.gamma = gamma
-        self.double = double
+        self.double_q = double
         self.loss_function = loss_function
 
     @torch.no_grad()
@@ -50,7 +50,7 @@ class DQNLoss(nn.Module):
         """Returns the regression target, ``float32[B]``; ``batch`` as for `forward`."""
         following = batch["next", "observation"]
         values = self.target_network(following)
-        if self.double:
+        if self.double_q:
             action = self.network(following).argmax(-1, keepdim=True)
             value = values.gather(-1, action).squeeze(-1)
         else:

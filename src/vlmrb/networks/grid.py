@@ -64,6 +64,7 @@ class GridEncoder(nn.Module):
         self.colors = colors
         table = _feature_table(colors)
         self.register_buffer("table", table, persistent=False)
+        self.table: Tensor
         self.out_features = (width - 2) * (height - 2) * table.shape[1]
 
     def forward(self, observation: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class ClipBatch:
 
     Attributes:
         clip_ids: ``int64[B]``.
-        snapshots: ``[B, L, S]``; frames beyond a clip's own length repeat its last one (method: a short tail is padded).
+        snapshots: ``[B, L, S]``; a clip shorter than L repeats its last frame.
         lengths: ``int64[B]``, the number of real frames, 2 to L.
         renderer: how to draw the snapshots; ``None`` if no scorer will ask for frames.
     """
