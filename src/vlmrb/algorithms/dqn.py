@@ -48,7 +48,7 @@ class DQN(OffPolicyModule):
         self.learning_rate = learning_rate
         self.hidden_sizes = list(hidden_sizes)
         self.colors = colors
-        self.double_q = double
+        self.double_q = double_q
         self.loss_function: LossFunction = loss_function
 
     def build(self, observation_spec: Any, action_spec: Any) -> None:

@@ -42,7 +42,7 @@ class DQNLoss(nn.Module):
         self.network = network
         self.target_network = target_network
         self.gamma = gamma
-        self.double_q = double
+        self.double_q = double_q
         self.loss_function = loss_function
 
     @torch.no_grad()

@@ -87,9 +87,10 @@ class AdmissionQueue:
             The entries, none only if no clip that waited has rows any more.
         """
         contents = list(self.waiting.values())
+        if len(contents) > count:
+            contents = [contents[place] for place in self._rank(contents)]
         chosen: list[Content] = []
-        for place in self._rank(contents):
-            content = contents[place]
+        for content in contents:
             if chosen and content.attempts:
                 continue
             self._prune([content])
@@ -131,11 +132,4 @@ class AdmissionQueue:
                 self.settle(content)
 
     def _rank(self, contents: list[Content]) -> NDArray[np.int64]:
-        size = len(contents)
-        return self.policy.rank(
-            WaitingClips(
-                np.fromiter((content.clip_ids[-1] for content in contents), np.int64, size),
-                np.fromiter((content.completed[0] for content in contents), np.int64, size),
-                np.fromiter((content.completed[-1] for content in contents), np.int64, size),
-            )
-        )
+        return self.policy.rank(WaitingClips([c.clip_ids for c in contents], [c.completed for c in contents]))

@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-@dataclass(frozen=True)
 class WaitingClips:
-    """What a policy chooses from: N clips of distinct content.
+    """What a policy chooses from: N clips of distinct content, in order of arrival.
 
-    Attributes:
-        clip_ids: ``int64[N]``, the newest clip of each content.
-        oldest: ``int64[N]``, env step at which a content's first clip was completed.
-        newest: ``int64[N]``, env step at which its latest clip was completed.
+    Args:
+        clip_ids: the clips of each content, in order of completion.
+        completed: env steps at which they were completed.
     """
 
-    clip_ids: NDArray[np.int64]
-    oldest: NDArray[np.int64]
-    newest: NDArray[np.int64]
+    def __init__(self, clip_ids: Sequence[Sequence[int]], completed: Sequence[Sequence[int]]) -> None:
+        self._clip_ids = clip_ids
+        self._completed = completed
 
     def __len__(self) -> int:
-        return len(self.clip_ids)
+        return len(self._clip_ids)
+
+    @property
+    def clip_ids(self) -> NDArray[np.int64]:
+        """``int64[N]``, the newest clip of each content."""
+        return np.array([ids[-1] for ids in self._clip_ids], np.int64)
+
+    @property
+    def oldest(self) -> NDArray[np.int64]:
+        """``int64[N]``, env step at which a content's first clip was completed."""
+        return np.array([steps[0] for steps in self._completed], np.int64)
+
+    @property
+    def newest(self) -> NDArray[np.int64]:
+        """``int64[N]``, env step at which its latest clip was completed."""
+        return np.array([steps[-1] for steps in self._completed], np.int64)
 
 
 class SelectionPolicy(ABC):
@@ -43,7 +55,7 @@ class SelectionPolicy(ABC):
         """Ranks clips.
 
         Args:
-            waiting: N clips, in order of arrival.
+            waiting: N clips.
 
         Returns:
             ``int64[N]``, a permutation of 0 … N − 1, best first.
