@@ -7,7 +7,13 @@ from vlmrb.scoring.policy import NewestFirst, OldestFirst, RandomOrder, Selectio
 
 
 def waiting(oldest: list[int], newest: list[int] | None = None) -> WaitingClips:
-    return WaitingClips(np.arange(len(oldest)), np.array(oldest), np.array(oldest if newest is None else newest))
+    steps = [[first, last] for first, last in zip(oldest, newest or oldest, strict=True)]
+    return WaitingClips([[clip_id] for clip_id in range(len(oldest))], steps)
+
+
+def test_a_policy_sees_the_newest_clip_of_each_content():
+    clips = WaitingClips([[3, 9], [5]], [[10, 30], [20]])
+    assert (clips.clip_ids.tolist(), clips.oldest.tolist(), clips.newest.tolist()) == ([9, 5], [10, 20], [30, 20])
 
 
 def test_newest_first_goes_by_the_latest_clip_of_each_content():

@@ -97,9 +97,9 @@ def test_newest_clips_are_scored_first():
     buffer, episodes, scorer = make_buffer(), Episodes(), GoodScorer()
     service = ScoringService(buffer, scorer, backend="sync", batch_clips=4)
     episodes.clips(buffer, 12)
-    ids = about_to_be_taken(buffer)
+    ids = about_to_be_taken(buffer)[::-1]
     service.poll(0)
-    assert [clip_id for batch in scorer.seen for clip_id in batch] == ids[::-1]
+    assert [set(batch) for batch in scorer.seen] == [set(ids[at : at + 4]) for at in range(0, len(ids), 4)]
 
 
 def test_at_most_two_batches_are_in_flight():
