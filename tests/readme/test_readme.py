@@ -1,0 +1,68 @@
+"""What the README shows is run as it stands there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vlmrb.cli import VERBS
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+COMMANDS = re.findall(r"(?:^    |`)(vlmrb [^`\n]*(?:\\\n[^`\n]*)*)", README.replace("\\\n", " "), re.MULTILINE)
+
+
+def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
+    return subprocess.run(
+        arguments, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+
+
+def block(marker: str) -> str:
+    (found,) = [code for code in BLOCKS if marker in code]
+    return found
+
+
+@pytest.mark.slow
+def test_the_buffer_works_in_ones_own_loop(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(block("VLMReplayBuffer"))
+    result = run([sys.executable, str(tmp_path / "loop.py")], tmp_path)
+    assert result.returncode == 0, result.stderr[-2000:]
+    scored = int(result.stdout.splitlines()[-1].split()[0])  # TorchRL logs to stdout before it
+    assert scored > 50  # 1,600 env steps in clips of at most 15
+
+
+@pytest.mark.slow
+def test_ones_own_environment_trains(tmp_path: Path) -> None:
+    code = block("# my_world.py")
+    assert sum(bool(line.strip()) for line in code.splitlines()) <= 10
+    (tmp_path / "my_world.py").write_text(code)
+    (command,) = [command for command in COMMANDS if "my_world" in command]
+    verb, *arguments = shlex.split(command)[1:]
+    arguments[arguments.index("--run_dir") + 1] = str(tmp_path / "run")
+    short = ["--training.total_env_steps", "1920", "--training.learning_starts", "640", "--evaluation.episodes", "2"]
+    result = run([sys.executable, "-m", "vlmrb.cli", verb, *arguments, *short], tmp_path)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_name_known_verbs_and_files_that_exist(command: str) -> None:
+    words = shlex.split(command.split(" VERB")[0])
+    if len(words) > 1:
+        assert words[1] in VERBS
+    for path in re.findall(r"configs/[\w/]+\.yaml", command):
+        assert (ROOT / path).is_file()
+
+
+@pytest.mark.parametrize("target", re.findall(r"\]\((docs/[^)]+)\)", README))
+def test_pictures_exist(target: str) -> None:
+    assert (ROOT / target).is_file()
