@@ -178,9 +178,9 @@ def test_what_the_learner_does_not_need_is_dropped():
 class TestNStepTargetsByHand:
     """γ = 0.9, n = 3, an episode of four steps with reward 1 at its end, and V = 10 in every state.
 
-    The target of row t is R + γ^m · V · (1 − terminated), m = steps to the stored next state. At termination: rows 1, 2, 3
-    reach the end: 0.9² = 0.81, 0.9, 1, and none bootstraps (leaving ``terminated`` of row t alone would give row 1
-    0.81 + 0.9³ · 10 = 8.1). Row 0 sees three zeros and bootstraps from state 3: 0.9³ · 10 = 7.29.
+    The target of row t is R + γ^m · V · (1 − terminated), m = steps to the stored next state. At termination rows 1, 2
+    and 3 reach the end: 0.9² = 0.81, 0.9, 1, and none bootstraps (leaving ``terminated`` of row t alone would give
+    row 1 0.81 + 0.9³ · 10 = 8.1). Row 0 sees three zeros and bootstraps from state 3: 0.9³ · 10 = 7.29.
     At truncation the last state is still worth 10: row 1: 0.81 + 0.9³ · 10 = 8.1; row 2: 0.9 + 0.9² · 10 = 9; row 3:
     1 + 0.9 · 10 = 10.
     """
