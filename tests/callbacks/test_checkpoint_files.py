@@ -125,6 +125,20 @@ def test_views_are_saved_without_the_storage_below_them(folder: CheckpointFolder
     assert next(folder.path.glob("*.pt")).stat().st_size < 10_000
 
 
+def test_adopted_pairs_that_were_removed_or_damaged_do_not_stop_a_save(folder: CheckpointFolder) -> None:
+    first = save(folder, 1)
+    second = save(CheckpointFolder(folder.path), 2)
+    heir = CheckpointFolder(folder.path)
+    heir.adopt()
+    first.unlink()
+    second.write_bytes(b"?")
+    (folder.path / LAST).unlink()
+    save(heir, 3)
+    assert not second.exists()
+    save(heir, 4)  # by now no .ckpt names their side-cars
+    assert len(names(folder.path)) == 3
+
+
 def test_tensor_bytes_counts_nested_tensors() -> None:
     tree = {"a": torch.zeros(3, dtype=torch.float64), "b": [torch.zeros(5, dtype=torch.uint8), ({"c": 1}, "text")]}
     assert tensor_bytes(tree) == 3 * 8 + 5

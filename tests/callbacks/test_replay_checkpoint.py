@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 
 from vlmrb.callbacks.checkpoint_files import REFERENCE_KEY, CheckpointError, read_reference
 from vlmrb.callbacks.replay_checkpoint import ReplayCheckpoint
@@ -233,6 +234,14 @@ def test_without_a_side_car_the_buffer_stays_empty_and_it_says_so(
     assert module.weight.item() == 100
     assert (module.buffer.value == 40).all()
     assert "resuming at 60 env steps without replay" in caplog.text
+
+
+def test_evaluating_a_checkpoint_asks_for_no_side_car(tmp_path: Path) -> None:
+    fit(tmp_path)
+    sidecar(tmp_path).unlink()
+    module, checkpoint, trainer = make(tmp_path)
+    trainer.state.fn = TrainerFn.TESTING
+    checkpoint.on_load_checkpoint(trainer, module, torch.load(last(tmp_path), weights_only=True))
 
 
 def test_a_new_run_says_nothing_of_resuming(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

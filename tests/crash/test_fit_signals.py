@@ -28,7 +28,8 @@ class Fit:
         name, value = self.mark.split("=")
         command = [sys.executable, "-m", "vlmrb.cli", "fit", "-c", "configs/minigrid/doorkey_6x6_dqn.yaml"]
         command += ["--env.id", "MiniGrid-DoorKey-5x5-v0", "--replay.capacity", "2048", "--run_dir", str(run_dir)]
-        command += ["--evaluation.episodes", "1", "--checkpoint.every_n_env_steps", "1024", *arguments]
+        command += ["--env.num_envs", "32", "--training.frames_per_batch", "256", "--evaluation.episodes", "1"]
+        command += ["--checkpoint.every_n_env_steps", "1024", *arguments]
         self.log = run_dir.with_name("log").open("a+")
         self.process = subprocess.Popen(
             command,
@@ -87,7 +88,7 @@ class Fit:
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Fit]:
-    fit = Fit(tmp_path / "run", "--training.total_env_steps", "10000000")
+    fit = Fit(tmp_path / "run", "--training.total_env_steps", "10240000")
     try:
         fit.wait_for_a_checkpoint()
         assert fit.descendants(), "the scorer has a process of its own"
