@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -62,7 +63,7 @@ class ClipStore:
         self.expired = 0  # clips forgotten without a score
         self._completed: list[int] = []
         self._entry_of: dict[int, int] = {}
-        self._free: list[int] = []
+        self._free: list[int] = []  # a heap: the lowest entry is used first, so that a restored store goes on alike
         self._entry_of_slot = np.full(capacity, -1, np.int32)
         self._position_of_slot = np.zeros(capacity, np.int32)
         self._ids = np.empty(0, np.int64)
@@ -92,13 +93,14 @@ class ClipStore:
             self._snapshots = np.empty((0, self.clip_length, *snapshots.shape[1:]), snapshots.dtype)
         if len(self._free) < count:
             self._grow(count)
-        entries = np.array(self._free[-count:], np.int64)
-        del self._free[-count:]
+        entries = np.array([heapq.heappop(self._free) for _ in range(count)], np.int64)
         ids = np.arange(self.next_id, self.next_id + count)
         self.next_id += count
         self._entry_of.update(zip(ids.tolist(), entries.tolist(), strict=True))
         self._ids[entries] = ids
         self._slots[entries] = -1
+        self._generations[entries] = -1
+        self._snapshots[entries] = 0  # so that what is saved depends on this run alone
         for name, (_, value) in _FIELDS.items():
             self._fields[name][entries] = value
         self._fields["episode_id"][entries] = episode_ids
@@ -256,7 +258,7 @@ class ClipStore:
         dead = entries[self._is_complete(entries)]
         for entry, clip_id in zip(dead.tolist(), self._ids[dead].tolist(), strict=True):
             del self._entry_of[clip_id]
-            self._free.append(entry)
+            heapq.heappush(self._free, entry)
         self.expired += int(np.isnan(self._fields["score"][dead]).sum())
 
     def _grow(self, count: int) -> None:
@@ -274,7 +276,7 @@ class ClipStore:
         self._ids, self._slots, self._generations = grown(self._ids), grown(self._slots), grown(self._generations)
         self._snapshots = grown(self._snapshots)
         self._fields = {name: grown(array) for name, array in self._fields.items()}
-        self._free = list(range(new - 1, old - 1, -1)) + self._free
+        self._free += range(old, new)
 
     # Persistence
 
