@@ -72,6 +72,19 @@ def test_file_that_is_no_checkpoint_is_named(tmp_path: Path, capsys: pytest.Capt
     assert "is no checkpoint" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("content", [None, b"not a checkpoint"])
+def test_checkpoint_that_cannot_be_resumed_is_named(
+    content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "some.ckpt"
+    if content is not None:
+        path.write_bytes(content)
+    assert main([*BASE, "--run_dir", str(tmp_path / "run"), "--ckpt_path", str(path)]) != 0
+    error = capsys.readouterr().err.strip()
+    assert "some.ckpt" in error
+    assert "\n" not in error
+
+
 def test_unknown_verb_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train"]) == 2
     assert "fit" in capsys.readouterr().err

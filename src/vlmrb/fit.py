@@ -12,6 +12,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from vlmrb.algorithms.base import OffPolicyModule, TrainingConfig
+from vlmrb.callbacks.checkpoint_files import read_reference
 from vlmrb.callbacks.evaluation import EvaluationCallback
 from vlmrb.callbacks.monitoring import MonitoringCallback
 from vlmrb.callbacks.progress import ProgressBar
@@ -58,6 +59,11 @@ class FitCLI(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         """Offers `fit` only: evaluation is a verb of its own, and there are no validation or test loaders."""
         return {"fit": LightningCLI.subcommands()["fit"]}
+
+    def _parse_ckpt_path(self) -> None:
+        """Checks a checkpoint before anything is built; Lightning would look for settings in it, and ours holds none."""
+        if self.config["fit"]["ckpt_path"]:
+            read_reference(Path(self.config["fit"]["ckpt_path"]))
 
     def before_instantiate_classes(self) -> None:
         """Settles the run folder before anything heavy is built."""
