@@ -108,6 +108,13 @@ def test_a_process_scores_beside_training_and_is_gone_afterwards(tmp_path: Path)
     assert is_gone(after.pid)
 
 
+def test_a_second_fit_gets_a_service_of_its_own(tmp_path: Path):
+    callback = ScoringCallback(MilestonesScorer(), backend="sync")
+    first, second = fit(tmp_path, callback), fit(tmp_path, callback)
+    assert first.scoring is not second.scoring
+    assert check_counts(second)["share_scored"] == 1
+
+
 @pytest.mark.parametrize("error", [RuntimeError("training failed"), KeyboardInterrupt()])
 def test_an_exception_and_ctrl_c_leave_no_process(tmp_path: Path, error: BaseException):
     def fail() -> None:

@@ -70,11 +70,12 @@ class ScoringCallback(Callback):
         )
 
     def close(self) -> None:
-        """Stops the scorer; may be called more than once."""
+        """Stops the scorer; may be called more than once. The module keeps the service for its statistics."""
         if self._service is not None:
             self._service.close()
         if self._cache is not None:
             self._cache.close()
+        self._service = self._cache = None
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Stops the scorer: no ``teardown`` follows an exception, Ctrl-C or SIGTERM."""
