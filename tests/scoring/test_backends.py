@@ -198,6 +198,21 @@ def test_threads_of_the_process_are_limited_unless_told_otherwise(start: Callabl
         assert found == ([] if expected is None else [expected])
 
 
+def test_without_files_in_memory_an_unnamed_one_on_disk_carries_the_clips(
+    start: Callable[..., ProcessBackend], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delattr(os, "memfd_create")
+    clips = make_clips(5)
+    np.testing.assert_array_equal(ask(start(GoodScorer()), clips).scores, expected_scores(clips.snapshots))
+
+
+def test_a_batch_larger_than_its_slot_is_refused_instead_of_overwriting_another(start: Callable[..., ProcessBackend]):
+    backend = start(GoodScorer(), batch_clips=2)
+    ask(backend, make_clips(2))
+    with pytest.raises(ValueError, match="a batch of 36 bytes of snapshots"):
+        backend.submit(1, make_clips(3))
+
+
 # Process: how it ends
 
 
@@ -253,6 +268,26 @@ def test_ctrl_c_in_the_terminal_does_not_reach_the_process(start: Callable[..., 
     assert os.getpgid(backend.pid) != os.getpgid(0)
     os.kill(backend.pid, signal.SIGINT)  # nor would it mind
     assert ask(backend, make_clips(2)).scores is not None
+
+
+def test_no_process_is_started_while_the_killed_one_may_still_hold_the_gpu(
+    start: Callable[..., ProcessBackend], monkeypatch: pytest.MonkeyPatch
+):
+    backend = start(SlowScorer(3600), timeout_s=0.05, backoff_s=0.0)
+    ready(backend)
+    first = backend.pid
+    with monkeypatch.context() as patch:
+        patch.setattr("vlmrb.scoring.process._kill", lambda process, wait_s: None)  # as if it did not go away
+        backend.submit(0, make_clips(1))
+        (lost,) = wait_for(backend.collect)
+        assert lost.scores is None
+        for _ in range(20):
+            assert backend.collect() == []
+            assert backend.pid is None
+            time.sleep(0.005)
+    os.kill(first, signal.SIGKILL)
+    ready(backend)
+    assert backend.pid not in (None, first)
 
 
 def test_pauses_before_restarts_double(start: Callable[..., ProcessBackend], caplog: pytest.LogCaptureFixture):
