@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import platform
 import shlex
 import sys
@@ -151,7 +152,7 @@ class EvaluationCallback(Callback):
             "env": pl_module.env.id,
             "algorithm": type(pl_module).__name__,
             "evaluation": {"episodes": self.episodes, "epsilon": self.epsilon, "seed": self.seed},
-            "scoring": {key: value for key, value in scoring.items() if isinstance(value, (int, float, str))},
+            "scoring": {key: value for key, value in scoring.items() if math.isfinite(value)},
             "versions": {
                 "python": platform.python_version(),
                 **{name: version(name) for name in ("vlmrb", "torch", "torchrl", "tensordict", "lightning")},
