@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from vlmrb.algorithms.base import OffPolicyModule, TrainingConfig
+from vlmrb.algorithms.base import OffPolicyModule, TrainingConfig, require_one_device
 from vlmrb.callbacks.checkpoint_files import read_reference
 from vlmrb.callbacks.evaluation import EvaluationCallback
 from vlmrb.callbacks.monitoring import MonitoringCallback
@@ -86,7 +86,9 @@ class FitCLI(LightningCLI):
         run_dir = self.config["fit"]["run_dir"]
         if self.config_init["fit"]["trainer"].get("logger") in (None, True):
             kwargs["logger"] = [TensorBoardLogger(run_dir, name="", version=""), AppendingCSVLogger(run_dir)]
-        return super().instantiate_trainer(**kwargs)
+        trainer = super().instantiate_trainer(**kwargs)
+        require_one_device(trainer.num_devices * trainer.num_nodes)  # before a process is started for each
+        return trainer
 
 
 def _make_room(run_dir: Path, overwrite: bool) -> None:

@@ -34,6 +34,19 @@ if TYPE_CHECKING:
     from vlmrb.scoring.service import ScoringService
 
 
+def require_one_device(devices: int) -> None:
+    """Refuses to train one agent on several devices.
+
+    Raises:
+        ValueError: ``devices`` is more than 1.
+    """
+    if devices > 1:
+        raise ValueError(
+            f"trainer.devices={devices}: one device trains one agent for now; use devices=1, and run several seeds "
+            "side by side instead"
+        )
+
+
 @dataclass(frozen=True)
 class TrainingConfig:
     """How long to train, and how much to learn from each env step.
@@ -188,11 +201,7 @@ class OffPolicyModule(LightningModule, ABC):
         """Builds the buffer and the renderer."""
         if stage != "fit" or hasattr(self, "buffer"):
             return
-        if self.trainer.world_size > 1:
-            raise ValueError(
-                f"trainer.devices={self.trainer.world_size}: one device trains one agent for now; "
-                "use devices=1, and run several seeds side by side instead"
-            )
+        require_one_device(self.trainer.world_size)
         self.renderer = make_renderer(self.env)
         self.buffer = build_buffer(
             self.replay,
@@ -251,7 +260,7 @@ class OffPolicyModule(LightningModule, ABC):
         if self.env_steps < self._learning_from or len(self.buffer) < self.replay.batch_size:
             return 0
         self._due += new_env_steps * self.training_config.replay_ratio
-        whole = int(self._due)
+        whole = int(self._due + 1e-9)  # ten times 0.1 is a whole step, whatever floating point says
         self._due -= whole
         return whole
 

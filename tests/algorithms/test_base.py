@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer, seed_everything
+
+from vlmrb.algorithms import DQN, TrainingConfig
+from vlmrb.callbacks.scoring import ScoringCallback
+from vlmrb.envs import EnvConfig
+from vlmrb.evaluation import evaluate
+from vlmrb.replay.config import ReplayConfig, TDConfig
+from vlmrb.scoring.constant import ConstantScorer
+
+ENV = EnvConfig("MiniGrid-DoorKey-5x5-v0", num_envs=4)
+UNIFORM = ReplayConfig(capacity=1_000, batch_size=16, vlm=None, lam_max=0.0, clip_length=None)
+PER = ReplayConfig(capacity=1_000, batch_size=16, vlm=None, td=TDConfig(), lam_max=1.0, n_steps=3, clip_length=None)
+
+
+def training(**changes: Any) -> TrainingConfig:
+    settings: dict[str, Any] = {"total_env_steps": 400, "learning_starts": 40, "frames_per_batch": 40}
+    return TrainingConfig(**{**settings, **changes})
+
+
+def fit(folder: Path, module: DQN, *callbacks: Callback, **options: Any) -> DQN:
+    seed_everything(0, verbose=False)
+    trainer = Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        callbacks=list(callbacks),
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        **options,
+    )
+    trainer.fit(module)
+    return module
+
+
+class After(Callback):
+    """Calls a function after every batch."""
+
+    def __init__(self, function: Callable[[DQN], None]) -> None:
+        self.function = function
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        self.function(pl_module)
+
+
+def test_fractions_of_the_replay_ratio_carry_over(tmp_path: Path) -> None:
+    # 0.03 · 40 = 1.2 gradient steps a block, for the 10 blocks from learning_starts=40 on: 12 in all, never 10 or 20.
+    counts: list[int] = []
+    fit(tmp_path, DQN(ENV, training(replay_ratio=0.03), UNIFORM), After(lambda m: counts.append(m.grad_steps)))
+    assert counts == [1, 2, 3, 4, 6, 7, 8, 9, 10, 12]
+
+
+def test_nothing_is_learnt_before_learning_starts(tmp_path: Path) -> None:
+    counts: list[int] = []
+    module = DQN(ENV, training(learning_starts=200, replay_ratio=0.1), UNIFORM)
+    fit(tmp_path, module, After(lambda m: counts.append(m.grad_steps)))
+    assert counts[:4] == [0, 0, 0, 0]
+    assert counts[4] == 4
+
+
+def test_target_network_is_copied_at_its_interval_and_stays_in_between(tmp_path: Path) -> None:
+    equal: list[bool] = []
+
+    def compare(module: DQN) -> None:
+        pairs = zip(module.q_network.parameters(), module.target_network.parameters(), strict=True)
+        equal.append(all(torch.equal(online, target) for online, target in pairs))
+
+    module = DQN(ENV, training(replay_ratio=0.1, target_update_interval=8), UNIFORM)
+    fit(tmp_path, module, After(compare))  # 4 gradient steps a block: every second block ends on an update
+    assert equal == [False, True] * 5
+
+
+def test_written_td_errors_are_those_of_the_sampled_rows(tmp_path: Path) -> None:
+    module = DQN(ENV, training(replay_ratio=0.05), PER)
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    update = module.update
+
+    def spy(batch: Any) -> Any:
+        with torch.no_grad():
+            target = module.loss.target(batch)
+            value = module.q_network(batch["observation"]).gather(-1, batch["action"].unsqueeze(-1)).squeeze(-1)
+        seen.append((batch["index"], (value - target).abs()))
+        return update(batch)
+
+    module.update = spy  # type: ignore[method-assign]
+    fit(tmp_path, module)
+    index, expected = seen[-1]
+    torch.testing.assert_close(module.buffer.columns["td_error"][index].float(), expected)
+
+
+def test_epsilon_falls_linearly_over_its_fraction_of_the_budget(tmp_path: Path) -> None:
+    values: list[float] = []
+    module = DQN(ENV, training(epsilon_end=0.2, epsilon_fraction=0.5), UNIFORM)
+    fit(tmp_path, module, After(lambda m: values.append(m.epsilon)))
+    assert values == pytest.approx([0.84, 0.68, 0.52, 0.36, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2])
+
+
+def test_scores_are_written_before_the_next_sample_in_sync_mode(tmp_path: Path) -> None:
+    replay = ReplayConfig(capacity=1_000, batch_size=16, clip_length=4, warmup_fraction=0.0)
+    waiting: list[float] = []
+    fit(
+        tmp_path,
+        DQN(ENV, training(), replay),
+        ScoringCallback(ConstantScorer(1.0), backend="sync"),
+        After(lambda m: waiting.append(m.scoring.stats()["share_scored"])),
+    )
+    assert waiting == [1.0] * 10
+
+
+def test_more_than_one_device_is_refused_with_what_to_do() -> None:
+    module = DQN(ENV, training(), UNIFORM)
+    module._trainer = SimpleNamespace(world_size=2)  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"devices=2.*seeds side by side"):
+        module.setup("fit")
+
+
+def test_continuous_actions_are_refused_by_dqn() -> None:
+    with pytest.raises(ValueError, match="DQN needs discrete actions"):
+        DQN(EnvConfig("Pendulum-v1", num_envs=1), training(), UNIFORM).configure_model()
+
+
+class TestEvaluation:
+    def test_same_policy_and_seed_give_the_same_result(self) -> None:
+        module = DQN(ENV, training(), UNIFORM)
+        module.configure_model()
+        first, second = (evaluate(module, ENV, episodes=8, seed=3, epsilon=1.0) for _ in range(2))
+        assert torch.equal(first.returns, second.returns)
+        assert torch.equal(first.lengths, second.lengths)
+        assert not torch.equal(first.lengths, evaluate(module, ENV, episodes=8, seed=4, epsilon=1.0).lengths)
+
+    def test_it_leaves_the_random_state_of_training_alone(self) -> None:
+        module = DQN(ENV, training(), UNIFORM)
+        module.configure_model()
+        before = torch.get_rng_state(), module.exploration_generator.get_state()
+        evaluate(module, ENV, episodes=4, seed=0, epsilon=0.5)
+        assert torch.equal(before[0], torch.get_rng_state())
+        assert torch.equal(before[1], module.exploration_generator.get_state())
+
+    def test_success_return_and_length_agree_with_the_reward(self) -> None:
+        module = DQN(ENV, training(), UNIFORM)
+        module.configure_model()
+        result = evaluate(module, ENV, episodes=40, seed=0, epsilon=1.0)
+        assert 0 < result.success < 1  # a random policy on 5×5 reaches the goal now and then
+        rewards = torch.where(result.successes, 1 - 0.9 * result.lengths / 250, 0.0)  # MiniGrid's reward, horizon 10·N²
+        torch.testing.assert_close(result.returns, rewards)
+
+    def test_video_shows_every_state_of_the_first_episode(self) -> None:
+        module = DQN(ENV, training(), UNIFORM)
+        module.configure_model()
+        result = evaluate(module, ENV, episodes=3, seed=0, epsilon=1.0, video=True, frame_size=80)
+        assert result.video is not None
+        assert result.video.shape == (result.lengths[0] + 1, 80, 80, 3)
+
+    def test_no_episode_is_an_error_that_names_the_setting(self) -> None:
+        with pytest.raises(ValueError, match=r"evaluation\.episodes=0"):
+            evaluate(DQN(ENV, training(), UNIFORM), ENV, episodes=0, seed=0)
