@@ -61,7 +61,7 @@ class FitCLI(LightningCLI):
         return {"fit": LightningCLI.subcommands()["fit"]}
 
     def _parse_ckpt_path(self) -> None:
-        """Checks a checkpoint before anything is built; Lightning would look for settings in it, and ours holds none."""
+        """Checks a checkpoint before anything is built; Lightning would look for settings, but ours holds none."""
         if self.config["fit"]["ckpt_path"]:
             read_reference(Path(self.config["fit"]["ckpt_path"]))
 

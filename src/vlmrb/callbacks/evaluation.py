@@ -146,6 +146,7 @@ class EvaluationCallback(Callback):
                 str(threshold): next((step for step, success in self.history if success >= threshold), None)
                 for threshold in THRESHOLDS
             },
+            "history": [list(row) for row in self.history],
             "wall_s": round(self._elapsed(), 1),
             "finished": pl_module.env_steps >= pl_module.training_config.total_env_steps,
             "seed": pl_module.seed,
