@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from vlmrb.evaluation import EvaluationResult, evaluate
+from vlmrb.evaluation import evaluate
 from vlmrb.loggers import CSVTable
+from vlmrb.media import write_video
 
 if TYPE_CHECKING:
     from vlmrb.algorithms.base import OffPolicyModule
 
 log = logging.getLogger(__name__)
 THRESHOLDS = (0.5, 0.8, 0.9)
+VIDEO_SIZE = 192  # pixels
 
 
 class EvaluationCallback(Callback):
@@ -33,7 +35,8 @@ class EvaluationCallback(Callback):
         episodes: episodes per evaluation. Higher → less noise (50 episodes: ±0.07 standard error at success 0.5).
         epsilon: exploration rate while evaluating; greedy play loops on grid worlds and reads too low.
         seed: of the evaluation's levels, the same at every evaluation and apart from training.
-        video: write a GIF of an episode at every evaluation.
+        video_every_n_env_steps: env steps between two GIFs of an evaluation episode, beside one of the final policy;
+            ``None`` writes none. Lower → more to look at, and up to a second each.
     """
 
     def __init__(
@@ -42,10 +45,14 @@ class EvaluationCallback(Callback):
         episodes: int = 50,
         epsilon: float = 0.05,
         seed: int = 1_000_003,
-        video: bool = False,
+        video_every_n_env_steps: int | None = 100_000,
     ) -> None:
         if every_n_env_steps < 1:
             raise ValueError(f"evaluation.every_n_env_steps={every_n_env_steps} must be at least 1")
+        if video_every_n_env_steps is not None and video_every_n_env_steps < 1:
+            raise ValueError(
+                f"evaluation.video_every_n_env_steps={video_every_n_env_steps} must be at least 1, or null"
+            )
         if episodes < 1:
             raise ValueError(f"evaluation.episodes={episodes} must be at least 1")
         if not 0.0 <= epsilon <= 1.0:
@@ -54,20 +61,27 @@ class EvaluationCallback(Callback):
         self.episodes = episodes
         self.epsilon = epsilon
         self.seed = seed
-        self.video = video
+        self.video_every_n_env_steps = video_every_n_env_steps
         self.history: list[tuple[int, float]] = []  # (env steps, success)
         self.seconds = 0.0  # spent training before the last interruption
         self._next = 0
+        self._next_video = 0
         self._started = 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the history and the wall time, so that a resumed run's summary covers all of it."""
-        return {"history": [list(row) for row in self.history], "next": self._next, "seconds": self._elapsed()}
+        return {
+            "history": [list(row) for row in self.history],
+            "next": self._next,
+            "next_video": self._next_video,
+            "seconds": self._elapsed(),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes up an interrupted run's history."""
         self.history = [(int(step), float(success)) for step, success in state_dict["history"]]
         self._next = state_dict["next"]
+        self._next_video = state_dict["next_video"]
         self.seconds = state_dict["seconds"]
 
     def _elapsed(self) -> float:
@@ -98,16 +112,18 @@ class EvaluationCallback(Callback):
         path.write_text(json.dumps(summary, indent=2) + "\n")
 
     def _evaluate(self, trainer: Trainer, pl_module: OffPolicyModule) -> None:
+        step = pl_module.env_steps
+        final = step >= pl_module.training_config.total_env_steps
+        video = self.video_every_n_env_steps is not None and (final or step >= self._next_video)
         result = evaluate(
             pl_module,
             pl_module.env,
             episodes=self.episodes,
             seed=self.seed,
             epsilon=self.epsilon,
-            video=self.video,
-            frame_size=256,
+            video=video,
+            frame_size=VIDEO_SIZE,
         )
-        step = pl_module.env_steps
         self.history.append((step, result.success))
         self._next = (step // self.every_n_env_steps + 1) * self.every_n_env_steps
         pl_module.latest_evaluation = result
@@ -119,14 +135,9 @@ class EvaluationCallback(Callback):
         self._table.append({"env_step": step, **metrics, "time/wall_s": round(self._elapsed(), 3)})
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=step)
-        if self.video:
-            self._write_video(trainer, result, step)
-
-    def _write_video(self, trainer: Trainer, result: EvaluationResult, step: int) -> None:
-        from vlmrb.media import write_video
-
-        assert result.video is not None
-        write_video(trainer, "evaluation", result.video, step)
+        if result.video is not None and self.video_every_n_env_steps is not None:
+            self._next_video = (step // self.video_every_n_env_steps + 1) * self.video_every_n_env_steps
+            write_video(trainer, "evaluation", result.video, step)
 
     def summary(self, pl_module: OffPolicyModule) -> dict[str, Any]:
         """Returns the run's summary as plain values.

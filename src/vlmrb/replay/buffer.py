@@ -158,9 +158,8 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
                 f"a block of {tensordicts.numel()} rows does not fit into a buffer of capacity={self.capacity}"
             )
         if self._multi_step is not None and self._multi_step._buffer is None:
-            tensordicts = (
-                tensordicts.clone()
-            )  # MultiStepTransform keeps views of the first block; the caller may reuse it
+            # MultiStepTransform keeps views of the first block, whose memory the caller may use again.
+            tensordicts = tensordicts.clone()
         rows = self._transform._inv_call(tensordicts)  # `inv` would copy first, which the stamping does anyway
         self.env_steps += tensordicts.numel()
         if rows is None:  # n-step returns hold back the first n rows of each environment
