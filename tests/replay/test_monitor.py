@@ -81,6 +81,22 @@ def test_a_row_counts_as_what_it_was_when_it_was_drawn():
     assert report["share/vlm_positive"] > 0.8
 
 
+def test_shares_are_averaged_over_the_interval():
+    buffer = make(lam=0.0)
+    blocks = collect(4, 5, WORLD, 12)
+    for _ in range(6):
+        buffer.extend(next(blocks))
+    first = buffer.replay_frequencies()["share/unscored"]
+    ids = buffer.clips.take_completed()
+    buffer.write_scores(ids[: len(ids) // 2], np.ones(len(ids) // 2))
+    for _ in range(50):
+        buffer.sample()
+    report = buffer.replay_frequencies()
+    assert first == 1.0 > report["share/unscored"]
+    drawn = report["share/unscored"]  # uniform: what is there is what is drawn
+    assert report["frequency/unscored"] == pytest.approx(drawn / ((first + drawn) / 2), rel=0.03)
+
+
 def test_effective_sample_size_and_oversampling_are_those_of_the_mixture():
     buffer = run(make(terms=[VLMTerm(), TDTerm()], lam=0.7))
     p = buffer.sampler.priorities(120)

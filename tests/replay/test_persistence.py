@@ -229,8 +229,8 @@ class TestRefusals:
 
 
 def test_memory_mapped_rows_are_saved_and_restored(blocks, tmp_path):
-    buffer = run(make(storage="memmap", scratch_dir=tmp_path / "rows"), blocks[:17])
-    restored = make(storage="memmap", scratch_dir=tmp_path / "others")
+    buffer = run(make(storage="memmap", scratch_dir=tmp_path), blocks[:17])
+    restored = make(storage="memmap", scratch_dir=tmp_path)
     restored.load_state_dict(through_disk(buffer.state_dict(), tmp_path))
     in_memory = make(storage="memory")
     in_memory.load_state_dict(buffer.state_dict())

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from pathlib import Path
+import gc
+import signal
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ def test_rows_are_the_same_wherever_they_lie(storage, tmp_path):
     for key in stored.keys(True, True):
         assert torch.equal(batch[key], stored[key])
         assert type(batch[key]) is torch.Tensor
-    assert (tmp_path / "observation.memmap").exists() == (storage == "memmap")
+    assert len(list(tmp_path.glob("*/observation.memmap"))) == (storage == "memmap")
 
 
 def test_auto_maps_rows_that_exceed_the_limit():
@@ -39,12 +40,21 @@ def test_auto_maps_rows_that_exceed_the_limit():
     assert isinstance(filled(memory_limit_gib=limit * 0.999).storage, LazyMemmapStorage)
 
 
-def test_a_temporary_folder_disappears_with_the_buffer():
-    buffer = filled(storage="memmap")
-    file = Path(buffer.storage[:].get("observation").filename)
-    assert file.exists()
-    buffer.storage.cleanup()  # TorchRL also calls it when the process ends
-    assert not file.exists()
+def test_files_of_rows_go_with_the_buffer_and_are_shared_with_nobody(tmp_path):
+    first, second = (filled(storage="memmap", scratch_dir=tmp_path) for _ in range(2))
+    second.empty()
+    check_rows(first, WORLD, 0.9)
+    assert len(list(tmp_path.glob("*/observation.memmap"))) == 2
+    del first, second
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_mapped_rows_leave_signals_alone(tmp_path):
+    # TorchRL's clean-up would delete them on SIGTERM, before a checkpoint is saved.
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    filled(storage="memmap")
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
 def test_a_sample_is_a_copy():

@@ -154,7 +154,7 @@ def test_rows_of_a_single_environment_may_come_without_the_environment_dimension
 
 def test_the_caller_may_reuse_the_blocks_memory():
     world = World(max_length=8)
-    buffer = make(60, 4, 3)
+    buffer = make(120, 4, 3)
     for block in collect(2, 4, world, 12):
         buffer.extend(block)
         for leaf in block.values(True, True):

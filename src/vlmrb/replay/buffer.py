@@ -11,7 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
-from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictPrioritizedReplayBuffer
+from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
 from torchrl.envs.transforms import MultiStepTransform
 
 from vlmrb.replay.clips import ClipStore
@@ -20,7 +20,7 @@ from vlmrb.replay.monitor import SampleMonitor
 from vlmrb.replay.persistence import buffer_state, load_buffer_state
 from vlmrb.replay.sampler import MixtureSampler
 from vlmrb.replay.schedule import LinearSchedule
-from vlmrb.replay.storage import GIB, RowReader, row_bytes
+from vlmrb.replay.storage import GIB, RowReader, mapped_storage, row_bytes
 from vlmrb.replay.terms import LiveMaximum, PriorityTerm, TDTerm, VLMTerm, compose
 from vlmrb.replay.transform import STAMP, VLMScoreTransform
 from vlmrb.replay.writer import BlockWriter
@@ -62,7 +62,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         max_draws_per_positive: see `MixtureSampler`.
         keep: keys of the rows that are stored; everything else that a collector delivers is dropped.
         storage: ``memory``, ``memmap``, or ``auto``: memory-mapped if the rows would exceed ``memory_limit_gib``.
-        scratch_dir: where memory-mapped rows lie; ``None`` is a temporary folder.
+        scratch_dir: where the folder for memory-mapped rows is made; ``None`` is the system's temporary one.
         memory_limit_gib: see ``storage``.
         seed: of the generator that sampling draws from.
 
@@ -225,8 +225,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         size = self.capacity * row_bytes(rows)
         if self._storage_choice == "memory" or (self._storage_choice == "auto" and size <= self._memory_limit):
             return
-        scratch_dir = self._scratch_dir
-        storage = LazyMemmapStorage(self.capacity, scratch_dir=scratch_dir, existsok=scratch_dir is not None)
+        storage = mapped_storage(self.capacity, self._scratch_dir)
         self.set_storage(storage)
         self._writer.register_storage(storage)
         self.set_rng(self._rng)

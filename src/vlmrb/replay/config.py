@@ -84,7 +84,7 @@ class ReplayConfig:
             positive clip takes less of every batch, and acts more slowly.
         storage: ``memory``, ``memmap`` or ``auto`` (memory-mapped above ``memory_limit_gib``).
         memory_limit_gib: see ``storage``. Higher → more stays in memory.
-        scratch_dir: where memory-mapped rows lie; null is a temporary folder.
+        scratch_dir: where the folder for memory-mapped rows is made; null is the system's temporary one.
     """
 
     capacity: int = 100_000

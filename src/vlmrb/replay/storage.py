@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import TensorStorage
+from torchrl.data import LazyMemmapStorage, TensorStorage
 
 GIB = 1024**3
 
@@ -16,6 +20,25 @@ GIB = 1024**3
 def row_bytes(rows: TensorDictBase) -> int:
     """Returns the bytes of one of the rows ``[K]``, K ≥ 1."""
     return sum(leaf[0].nbytes for leaf in rows.values(True, True))
+
+
+def mapped_storage(capacity: int, scratch_dir: str | Path | None) -> LazyMemmapStorage:
+    """Returns a storage whose rows lie in files of a fresh folder, which goes when the storage or the process does.
+
+    TorchRL's own clean-up is off: it installs signal handlers that would delete the rows before a checkpoint could be
+    saved on SIGTERM, and without a folder it maps shared memory, which is no disk.
+
+    Args:
+        capacity: number of rows.
+        scratch_dir: where the folder is made; ``None`` is the system's temporary one.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    folder = tempfile.mkdtemp(prefix="vlmrb-rows-", dir=scratch_dir)
+    storage = LazyMemmapStorage(capacity, scratch_dir=folder, auto_cleanup=False)
+    weakref.finalize(storage, shutil.rmtree, folder, ignore_errors=True)
+    return storage
 
 
 class RowReader:
