@@ -20,7 +20,8 @@ from vlmrb.replay.monitor import SampleMonitor
 from vlmrb.replay.persistence import buffer_state, load_buffer_state
 from vlmrb.replay.sampler import MixtureSampler
 from vlmrb.replay.schedule import LinearSchedule
-from vlmrb.replay.storage import GIB, RowReader, mapped_storage, row_bytes
+from vlmrb.replay.storage import GIB, mapped_storage, row_bytes
+from vlmrb.replay.streams import ENTRY, EPISODE, POSITION
 from vlmrb.replay.terms import LiveMaximum, PriorityTerm, TDTerm, VLMTerm, compose
 from vlmrb.replay.transform import STAMP, VLMScoreTransform
 from vlmrb.replay.writer import BlockWriter
@@ -131,7 +132,6 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         self.monitor = SampleMonitor(self._columns.arrays, threshold=thresholds[0] if thresholds else 0.5)
         self.written = dict.fromkeys(self._columns.specs, 0)
         self.stale = dict.fromkeys(self._columns.specs, 0)
-        self._reader: RowReader | None = None  # there as soon as the storage is
 
     # Writing rows
 
@@ -169,15 +169,12 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
     def _store(self, rows: TensorDictBase) -> Tensor:
         """Writes stamped rows ``[n_envs, T]``, their columns, clips and priorities; returns the slots, ``int64[K]``."""
         shape = rows.shape
-        if self._multi_step is not None:  # which adds keys that follow from steps_to_next_obs
-            rows = rows.select(*self._stamper.keep, "steps_to_next_obs", STAMP)
-        rows = rows.reshape(-1)
-        stamp = rows.pop(STAMP).numpy()  # [K, 4]
-        if not self._storage.initialized:
+        stamp = rows.get(STAMP).numpy().reshape(-1, 4)
+        if self._writer.table is None:
+            # Of the keys that MultiStepTransform adds, all but this one follow from it.
+            rows = rows.select(*self._stamper.keep, *(["steps_to_next_obs"] if self._multi_step is not None else []))
             self._choose_storage(rows)
         slots = self._writer.extend(rows)
-        if self._reader is None:
-            self._bind()
         index = slots.numpy()
         generation = self._writer.slot_generations[index]
         if self.clips is not None:
@@ -222,7 +219,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
 
     def _choose_storage(self, rows: TensorDictBase) -> None:
         """Replaces the storage by a memory-mapped one if that was asked for or the rows are too large."""
-        size = self.capacity * row_bytes(rows)
+        size = self.capacity * row_bytes(rows.reshape(-1))
         if self._storage_choice == "memory" or (self._storage_choice == "auto" and size <= self._memory_limit):
             return
         storage = mapped_storage(self.capacity, self._scratch_dir)
@@ -235,21 +232,19 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         """Facts about rows, ``[capacity]`` (`columns.SPECS`): a live view to read; `write_column` writes late ones."""
         return self._columns.view
 
-    def _bind(self) -> None:
-        """Looks up the leaves of the storage, once there are any."""
-        self._reader = RowReader(self._storage)
-
     def _fill_columns(self, index: NDArray[np.int64], stamp: NDArray[np.int64]) -> None:
+        wraps = index[0] > index[-1]
+        at = index if wraps else slice(index[0], index[-1] + 1)
         arrays = self._columns.arrays
-        self._columns.reset(index)
+        self._columns.reset(at)
         if self.clips is not None:
-            arrays["clip_id"][index] = self.clips.ids_at(stamp[:, 0])
-            arrays["position"][index] = stamp[:, 1]
-        arrays["episode_id"][index] = stamp[:, 2]
-        arrays["env_step"][index] = self.env_steps
+            arrays["clip_id"][at] = self.clips.ids_at(stamp[:, ENTRY])
+            arrays["position"][at] = stamp[:, POSITION]
+        arrays["episode_id"][at] = stamp[:, EPISODE]
+        arrays["env_step"][at] = self.env_steps
         if self._largest_td is not None:
             self._largest_td.forget(index)
-            arrays["td_error"][index] = self._largest_td.value(default=1.0)
+            arrays["td_error"][at] = self._largest_td.value(default=1.0)
 
     # Priorities: written here and nowhere else
 
@@ -396,14 +391,15 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         return (batch, info) if return_info else batch
 
     def _sample(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Tensor]]:
-        if self._reader is None:
+        table = self._writer.table
+        if table is None:
             raise RuntimeError("cannot sample from an empty replay buffer")
         slots, info = self._sampler.sample(self._storage, batch_size)
         index = slots.numpy()
         self.monitor.note(index, self.env_steps)
         info["index"] = slots
         info["index_generation"] = torch.from_numpy(self._writer.slot_generations[index])
-        batch = self._reader(slots, info)
+        batch: TensorDictBase = table.read(slots, info)
         if len(self._transform) > self._own_transforms:  # ours do nothing on the way out
             batch = self._transform(batch)
         return batch, info

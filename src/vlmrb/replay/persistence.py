@@ -22,6 +22,7 @@ _KEYS = frozenset(
 def buffer_state(buffer: VLMReplayBuffer) -> dict[str, Any]:
     """Returns everything that later draws depend on; loadable by ``torch.load(…, weights_only=True)``."""
     size = len(buffer)
+    table = buffer._writer.table
     look_back = None
     if buffer._multi_step is not None and buffer._multi_step._buffer is not None:
         held = buffer._multi_step._buffer
@@ -31,7 +32,7 @@ def buffer_state(buffer: VLMReplayBuffer) -> dict[str, Any]:
         "settings": _settings(buffer),
         "env_steps": buffer.env_steps,
         "size": size,
-        "rows": buffer._reader.first(size) if buffer._reader is not None else {},
+        "rows": {} if table is None else table.first(size).to_dict(),
         "writer": buffer._writer.state_dict(),
         "columns": buffer._columns.state_dict(size),
         "sampler": buffer._sampler.state_dict(),
@@ -58,10 +59,9 @@ def load_buffer_state(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> None
     buffer.empty()
     if size:
         rows = TensorDict(state["rows"], [size])
-        if not buffer._storage.initialized:
+        if buffer._writer.table is None:
             buffer._choose_storage(rows)
-        buffer._storage.set(slice(0, size), rows)
-        buffer._bind()
+        buffer._writer.extend(rows)
     buffer._writer.load_state_dict(state["writer"])
     buffer._columns.load_state_dict(state["columns"])
     buffer._sampler.load_state_dict(state["sampler"])

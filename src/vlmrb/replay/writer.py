@@ -9,14 +9,21 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import RoundRobinWriter, Storage
 
+from vlmrb.replay.storage import RowTable
+
 
 class BlockWriter(RoundRobinWriter):
-    """TorchRL's round-robin writer with generations, writing slices instead of index lists (twice as fast)."""
+    """TorchRL's round-robin writer with generations, for blocks of rows.
+
+    Attributes:
+        table: the rows; ``None`` until the storage has its first one.
+    """
 
     _cursor: int
 
     def __init__(self) -> None:
         super().__init__(track_generations=True)
+        self.table: RowTable | None = None
 
     def register_storage(self, storage: Storage) -> None:
         """Binds the storage and allocates the generations of all its slots, −1 for never written."""
@@ -29,17 +36,26 @@ class BlockWriter(RoundRobinWriter):
         return self._generation.numpy()
 
     def extend(self, data: TensorDictBase) -> Tensor:
-        """Writes rows ``[K]``, K ≤ capacity, and returns their slots, ``int64[K]``."""
-        count, capacity, start = len(data), self._storage.max_size, int(self._cursor)
+        """Writes rows.
+
+        Args:
+            data: of any batch shape, flattened in order; at most as many as there are slots. The first ones ever
+                written say which keys are stored.
+
+        Returns:
+            Their slots, ``int64[K]``.
+        """
+        count, capacity, start = data.numel(), self._storage.max_size, int(self._cursor)
+        if self.table is None:
+            self._storage.set(slice(start, start + count), data.reshape(-1))
+            self.table = RowTable(self._storage)
+        else:
+            self.table.write(start, data)
+            self._storage._len = min(len(self._storage) + count, capacity)
         self._cursor = (start + count) % capacity
         self._write_count += count
-        before_wrap = min(count, capacity - start)
-        if before_wrap == count:
-            self._storage.set(slice(start, start + count), data)
-            index = torch.arange(start, start + count)
-        else:
-            self._storage.set(slice(start, capacity), data[:before_wrap])
-            self._storage.set(slice(0, count - before_wrap), data[before_wrap:])
-            index = torch.arange(start, start + count) % capacity
+        index = torch.arange(start, start + count)
+        if start + count > capacity:
+            index %= capacity
         self.slot_generations[index.numpy()] += 1
         return index
