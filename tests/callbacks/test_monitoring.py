@@ -170,7 +170,7 @@ def test_histogram_counts_each_score_once(run: tuple[Path, DQN, Trainer]) -> Non
 def test_clips_are_drawn_as_files_and_in_tensorboard(run: tuple[Path, DQN, Trainer]) -> None:
     folder, _, _ = run
     names = sorted(path.name for path in (folder / "clips").iterdir())
-    assert names == [f"step_0000{step}_{end}.gif" for step in (2048, 3328) for end in ("high", "low")]
+    assert names == [f"step_0000{s}_{end}" for s in (2048, 3328) for end in ("high.gif", "low.gif", "sheet.png")]
     images = EventAccumulator(str(folder)).Reload().Images("clips/high")
     assert [image.step for image in images] == [2048, 3328]
     assert images[0].encoded_image_string == (folder / "clips" / "step_00002048_high.gif").read_bytes()

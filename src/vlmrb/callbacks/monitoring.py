@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from tensordict import TensorDictBase
 
 from vlmrb.callbacks.pace import Pace
 from vlmrb.loggers import start_loggers, tensorboard_writers
-from vlmrb.media import annotate, write_video
+from vlmrb.media import annotate, clip_sheet, save_image, write_video
 
 if TYPE_CHECKING:
     from vlmrb.algorithms.base import OffPolicyModule
@@ -264,7 +265,7 @@ class MonitoringCallback(Callback):
     # Clips
 
     def _draw(self, trainer: Trainer, module: OffPolicyModule) -> None:
-        """Draws the highest- and the lowest-scored clip since the last time, the newest where scores are equal."""
+        """Draws clips scored since the last time: GIFs of the highest and the lowest score, and a sheet of up to four."""
         since, self._drawn_at = self._drawn_at, module.env_steps
         store = module.buffer.clips
         if store is None or not len(store):
@@ -273,12 +274,22 @@ class MonitoringCallback(Callback):
         known = ~np.isnan(table["score"])
         if (known & (table["born"] > since)).any():
             known &= table["born"] > since
-        clip_ids, scores, born = table["clip_id"][known], table["score"][known], table["born"][known]
+        newest_last = np.flatnonzero(known)[np.argsort(table["clip_id"][known])]
+        clip_ids, scores, born = (table[name][newest_last] for name in ("clip_id", "score", "born"))
         if not len(clip_ids):
             return
-        for name, order in (("high", scores), ("low", -scores)):
-            chosen = np.lexsort((clip_ids, order))[-1]
+        clips = {}  # the newest clip of up to four scores, evenly spaced among the scores seen, highest first
+        for score in _spread(np.unique(scores)):
+            chosen = np.flatnonzero(scores == score)[-1]
             clip = store.batch([int(clip_ids[chosen])], module.renderer)
             frames = clip.frames(self.clip_frame_size)[0, : clip.lengths[0]]
-            caption = f"score {scores[chosen]:.2f} · step {born[chosen]:,}"
-            write_video(trainer, name, annotate(frames, caption), module.env_steps)
+            clips[f"score {score:.2f} · step {born[chosen]:,}"] = frames
+        for name, caption in {"high": next(iter(clips)), "low": list(clips)[-1]}.items():
+            write_video(trainer, name, annotate(clips[caption], caption), module.env_steps)
+        sheet = clip_sheet(list(clips.values()), list(clips))
+        save_image(Path(trainer.default_root_dir) / "clips" / f"step_{module.env_steps:08d}_sheet.png", sheet)
+
+
+def _spread(scores: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Returns up to four of ascending scores, the highest first and the lowest last."""
+    return scores[np.unique(np.linspace(0, len(scores) - 1, 4).round().astype(int))[::-1]]
