@@ -129,10 +129,10 @@ class ClipStore:
         """Hands out those of the clips at ``entries``, ``int64[K]``, that are closed and have all their slots."""
         full = entries[self._is_complete(entries)]
         if full.size:
-            full = np.unique(full)
             self._fields["born"][full] = env_steps
-            self._completed.extend(np.sort(self._ids[full]).tolist())
-            self.emitted += len(full)
+            ids = sorted(set(self._ids[full].tolist()))
+            self._completed += ids
+            self.emitted += len(ids)
 
     def release(self, index: NDArray[np.int64]) -> None:
         """Lets go of the rows that lived in slots about to be overwritten, ``int64[K]`` without repeats."""
@@ -145,9 +145,9 @@ class ClipStore:
         self._slots[entries, self._position_of_slot[index]] = -1
         live = self._fields["live"]
         np.subtract.at(live, entries, 1)
-        dead = entries[live[entries] == 0]
+        dead = entries[(live[entries] == 0) & self._is_complete(entries)]
         if dead.size:
-            self._forget_if_complete(np.unique(dead))
+            self._forget(set(dead.tolist()))
 
     def commit(
         self,
@@ -250,16 +250,15 @@ class ClipStore:
 
     # Bookkeeping
 
-    def _is_complete(self, entries: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _is_complete(self, entries: NDArray[np.integer]) -> NDArray[np.bool_]:
         rows = self._fields["rows"][entries]
         return (rows > 0) & (self._fields["committed"][entries] == rows)
 
-    def _forget_if_complete(self, entries: NDArray[np.int64]) -> None:
-        dead = entries[self._is_complete(entries)]
-        for entry, clip_id in zip(dead.tolist(), self._ids[dead].tolist(), strict=True):
-            del self._entry_of[clip_id]
+    def _forget(self, entries: set[int]) -> None:
+        for entry in entries:
+            del self._entry_of[int(self._ids[entry])]
             heapq.heappush(self._free, entry)
-        self.expired += int(np.isnan(self._fields["score"][dead]).sum())
+            self.expired += bool(np.isnan(self._fields["score"][entry]))
 
     def _grow(self, count: int) -> None:
         """Adds room: at first for a full buffer of full clips (memory is touched only when used), later by half."""

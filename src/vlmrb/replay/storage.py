@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import LazyMemmapStorage, TensorStorage
 
@@ -50,10 +50,11 @@ class RowTable:
 
     def __init__(self, storage: TensorStorage) -> None:
         # Memory-mapped leaves are a Tensor subclass whose dispatch is slow; as plain tensors they share the memory.
-        self._leaves: list[tuple[tuple[str, ...], Tensor]] = [
-            (key if isinstance(key, tuple) else (key,), leaf.as_subclass(torch.Tensor))
+        self._leaves: list[tuple[NestedKey, Tensor]] = [
+            (key, leaf.as_subclass(torch.Tensor))
             for key, leaf in storage._storage.items(include_nested=True, leaves_only=True)
         ]
+        self._capacity = len(storage._storage)
 
     def write(self, start: int, rows: TensorDictBase) -> None:
         """Writes rows into consecutive slots, going on at slot 0 after the last one.
@@ -63,11 +64,13 @@ class RowTable:
             rows: of any batch shape, flattened in order; at most as many as there are slots. Other keys are left out.
         """
         count = rows.numel()
-        for path, leaf in self._leaves:
-            values = rows.get(path).reshape(count, *leaf.shape[1:])
-            before_wrap = len(leaf) - start
-            leaf[start : start + count] = values[:before_wrap]
-            if count > before_wrap:
+        before_wrap = self._capacity - start
+        for key, leaf in self._leaves:
+            values = rows.get(key).reshape(count, *leaf.shape[1:])
+            if count <= before_wrap:
+                leaf[start : start + count] = values
+            else:
+                leaf[start:] = values[:before_wrap]
                 leaf[: count - before_wrap] = values[before_wrap:]
 
     def read(self, slots: Tensor, extra: Mapping[str, Tensor]) -> TensorDict:
@@ -80,22 +83,23 @@ class RowTable:
         Returns:
             ``[B]`` rows, unlocked.
         """
-        return self._tree({path: leaf.index_select(0, slots) for path, leaf in self._leaves}, extra, len(slots))
+        return self._tree({key: leaf.index_select(0, slots) for key, leaf in self._leaves}, extra, len(slots))
 
     def first(self, size: int) -> TensorDict:
         """Returns copies of the first ``size`` rows."""
-        return self._tree({path: leaf[:size].clone() for path, leaf in self._leaves}, {}, size)
+        return self._tree({key: leaf[:size].clone() for key, leaf in self._leaves}, {}, size)
 
     @staticmethod
-    def _tree(leaves: Mapping[tuple[str, ...], Tensor], extra: Mapping[str, Tensor], size: int) -> TensorDict:
+    def _tree(leaves: Mapping[NestedKey, Tensor], extra: Mapping[str, Tensor], size: int) -> TensorDict:
         # Not the public constructor: its checks of every entry cost as much as the gathering. TorchRL does the same.
         batch_size = torch.Size([size])
         root: dict[str, Any] = dict(extra)
-        for path, leaf in leaves.items():
+        for key, leaf in leaves.items():
             node = root
-            for key in path[:-1]:
-                if key not in node:
-                    node[key] = TensorDict._new_unsafe({}, batch_size=batch_size)
-                node = node[key]._tensordict
-            node[path[-1]] = leaf
+            *path, name = (key,) if isinstance(key, str) else key
+            for part in path:
+                if part not in node:
+                    node[part] = TensorDict._new_unsafe({}, batch_size=batch_size)
+                node = node[part]._tensordict
+            node[name] = leaf
         return TensorDict._new_unsafe(root, batch_size=batch_size)

@@ -52,9 +52,8 @@ class Streams:
         self._position = np.zeros(num_envs, np.int64)  # of the next row in its clip; 0: it begins one
         self._entry = np.full(num_envs, -1, np.int64)  # of the open clip
         self._succeeded = np.zeros(num_envs, np.bool_)  # within the running episode
-        # Slots and generations of the running episodes' rows, [n, W], of which the first _count[e] are filled.
-        self._open_slots = np.zeros((num_envs, 0), np.int64)
-        self._open_generations = np.zeros((num_envs, 0), np.int64)
+        # Slot and generation of the running episodes' rows, [n, W, 2], of which the first _count[e] are filled.
+        self._open = np.zeros((num_envs, 0, 2), np.int64)
         self._count = np.zeros(num_envs, np.int64)
         self._last: NDArray | None = (
             None  # [n, …], the last observation of each, to see whether the next block continues
@@ -151,15 +150,13 @@ class Streams:
     def _outcomes(self, done: NDArray[np.bool_], success: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Returns per row whether it ends its episode, and how; ``int64[n, T]``."""
         outcome = np.full(done.shape, NO_OUTCOME, np.int64)
-        ended = done.any(axis=1)
-        for env in np.flatnonzero(ended).tolist():
-            start = 0
-            for end in np.flatnonzero(done[env]).tolist():
-                outcome[env, end] = self._succeeded[env] or success[env, start : end + 1].any()
-                self._succeeded[env] = False
-                start = end + 1
-            self._succeeded[env] = success[env, start:].any()
-        self._succeeded |= success.any(axis=1) & ~ended
+        successes = success.cumsum(axis=1) + self._succeeded[:, None]  # since the episode began, or since the block did
+        env, end = np.nonzero(done)
+        at_end = successes[env, end]
+        outcome[env, end] = at_end > _previous(env, at_end)
+        earlier = np.zeros(self.num_envs, np.int64)
+        earlier[env] = at_end  # of the last end in the block
+        self._succeeded = successes[:, -1] > earlier
         return outcome
 
     def _cut(
@@ -216,42 +213,37 @@ class Streams:
         return self._finish(outcome)
 
     def _remember(self, slots: NDArray[np.int64], generations: NDArray[np.int64]) -> None:
-        length, width = slots.shape[1], self._open_slots.shape[1]
+        length, width = slots.shape[1], self._open.shape[1]
         needed = int(self._count.max()) + length
         if needed > width:
-            extra = ((0, 0), (0, max(needed, 2 * width) - width))
-            self._open_slots = np.pad(self._open_slots, extra)
-            self._open_generations = np.pad(self._open_generations, extra)
+            self._open = np.pad(self._open, ((0, 0), (0, max(needed, 2 * width) - width), (0, 0)))
         env = np.arange(self.num_envs)[:, None]
         at = self._count[:, None] + np.arange(length)
-        self._open_slots[env, at] = slots
-        self._open_generations[env, at] = generations
+        self._open[env, at, 0] = slots
+        self._open[env, at, 1] = generations
         self._count += length
 
     def _finish(self, outcome: NDArray[np.int64]) -> FinishedEpisodes:
-        """Takes the rows of ended episodes off the tables."""
-        length = outcome.shape[1]
-        slots, generations, successes = [], [], []
-        for env in np.flatnonzero((outcome != NO_OUTCOME).any(axis=1)).tolist():
-            start, count = 0, int(self._count[env])
-            for end in np.flatnonzero(outcome[env] != NO_OUTCOME).tolist():
-                stop = count - length + end + 1
-                slots.append(self._open_slots[env, start:stop].copy())
-                generations.append(self._open_generations[env, start:stop].copy())
-                successes.append(np.full(stop - start, outcome[env, end], np.int8))
-                start = stop
-            for table in (self._open_slots, self._open_generations):
-                table[env, : count - start] = table[env, start:count].copy()
-            self._count[env] = count - start
-        return FinishedEpisodes(np.concatenate(slots), np.concatenate(generations), np.concatenate(successes))
+        """Takes the rows of ended episodes off the table."""
+        env, end = np.nonzero(outcome != NO_OUTCOME)
+        stops = self._count[env] - outcome.shape[1] + end + 1
+        starts = _previous(env, stops)
+        pieces = zip(env.tolist(), starts.tolist(), stops.tolist(), strict=True)
+        rows = np.concatenate([self._open[e, start:stop] for e, start, stop in pieces])
+        success = np.repeat(outcome[env, end].astype(np.int8), stops - starts)
+        for e, stop in dict(zip(env.tolist(), stops.tolist(), strict=True)).items():  # the last end of each
+            left = int(self._count[e]) - stop
+            self._open[e, :left] = self._open[e, stop : stop + left]
+            self._count[e] = left
+        return FinishedEpisodes(rows[:, 0], rows[:, 1], success)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of all streams, open clips' entries included, as tensors and numbers."""
         width = int(self._count.max(initial=0))
         state: dict[str, Any] = {}
-        for name in ("_episode", "_position", "_entry", "_succeeded", "_count", "_open_slots", "_open_generations"):
+        for name in ("_episode", "_position", "_entry", "_succeeded", "_count", "_open"):
             array = getattr(self, name)
-            state[name] = torch.from_numpy((array[:, :width] if array.ndim == 2 else array).copy())
+            state[name] = torch.from_numpy((array[:, :width] if array.ndim > 1 else array).copy())
         state["_last"] = None if self._last is None else torch.from_numpy(self._last.copy())
         return state | {"next_episode": self.next_episode, "knows_success": self.knows_success}
 
@@ -259,3 +251,10 @@ class Streams:
         """Restores `state_dict`."""
         for name, value in state.items():
             setattr(self, name, value.numpy().copy() if isinstance(value, Tensor) else value)
+
+
+def _previous(env: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns for each event the value at the same environment's event before it, 0 at its first; events are sorted."""
+    previous = np.zeros_like(values)
+    previous[1:] = np.where(env[1:] == env[:-1], values[:-1], 0)
+    return previous

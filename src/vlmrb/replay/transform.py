@@ -47,17 +47,18 @@ class VLMScoreTransform(Transform):
             raise ValueError(f"expected rows of {self.streams.num_envs} environments as before, got {num_envs}")
         try:  # everything that can be missing is read before anything changes
             rows = tensordict.select(*self.keep)
-            done = _flags(tensordict["next", "done"])
+            after = tensordict["next"]
+            done = _flags(after["done"])
             frames = None
             if self.clips is not None:
-                frames = tensordict["snapshot"].numpy(), tensordict["next", "snapshot"].numpy()
+                frames = tensordict["snapshot"].numpy(), after["snapshot"].numpy()
         except KeyError as error:
             raise ValueError(self._missing(tensordict)) from error
         if self.streams is None:
             self.streams = Streams(num_envs, self.clips)
         if self._continues is not None:
-            self.streams.check_continues(rows[self._continues].numpy(), rows["next", self._continues].numpy(), done)
-        success = tensordict.get(("next", "success"), None)
+            self.streams.check_continues(rows[self._continues].numpy(), after[self._continues].numpy(), done)
+        success = after.get("success", None)
         stamp = self.streams.stamp(done, None if success is None else _flags(success), frames)
         return rows.set(STAMP, torch.from_numpy(stamp))
 
