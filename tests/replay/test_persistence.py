@@ -107,7 +107,7 @@ def test_it_is_saved_in_the_middle_of_episodes_clips_and_returns(blocks):
     assert (streams["_episode"] >= 0).any()  # episodes under way,
     assert (streams["_position"] > 0).any()  # clips half cut,
     assert (streams["_count"] > 0).any()  # outcomes awaited,
-    assert state["look_back"]["shape"] == [4, 3]  # returns not complete,
+    assert state["look_back"]["shape"] == [4, 2]  # returns not complete,
     assert state["writer"]["_write_count"] > 2 * 83  # storage wrapped,
     assert state["clips"]["completed"]  # clips waiting to be taken
 
@@ -147,9 +147,9 @@ def test_loading_leaves_the_state_alone(blocks):
 def test_only_rows_that_were_written_are_saved(blocks):
     buffer = run(make(capacity=10_000), blocks[:5])
     state = buffer.state_dict()
-    assert state["rows"]["observation"].shape == (88, 3)
-    assert state["rows"]["observation"].untyped_storage().nbytes() == 88 * 3 * 8
-    assert state["columns"]["score"].shape == (88,)
+    assert state["rows"]["observation"].shape == (92, 3)
+    assert state["rows"]["observation"].untyped_storage().nbytes() == 92 * 3 * 8
+    assert state["columns"]["score"].shape == (92,)
 
 
 def test_torchrls_dumps_and_loads_go_through_the_same_state(blocks, tmp_path):

@@ -57,8 +57,8 @@ def test_every_row_is_stored_once_with_its_own_clip_score_success_and_return(
     buffer = make(capacity, clip_length, n_steps)
     Pipeline(buffer, world, num_envs=num_envs, length=length, blocks=blocks, delay=delay).run()
     there = check_rows(buffer, world, GAMMA)
-    # What is there are the rows written last: round robin over blocks, n steps late.
-    held_back = 0 if n_steps == 1 else n_steps
+    # What is there are the rows written last: round robin over blocks, n − 1 steps late.
+    held_back = n_steps - 1
     streams = rows_collected(world, num_envs, length * blocks)
     order, first = [], 0
     for block in range(blocks):
@@ -200,7 +200,7 @@ class TestNStepTargetsByHand:
         bootstrap = 0.9 ** rows["steps_to_next_obs"] * 10 * ~rows["next", "terminated"].squeeze(-1)
         target = rows["next", "reward"].squeeze(-1) + bootstrap
         expected = torch.tensor(targets)[rows["observation"][:, 2]]
-        assert len(rows) == 30
+        assert len(rows) == 32
         torch.testing.assert_close(target, expected)
 
 
@@ -259,7 +259,7 @@ class TestEndStreams:
         for block in collect(2, 4, world, 2):
             buffer.extend(block)
         slots = buffer.end_streams()
-        assert len(slots) == (0 if n_steps == 1 else 6)
+        assert len(slots) == (0 if n_steps == 1 else 4)
         rows = buffer[:]
         assert len(rows) == 16
         assert not rows["next", "terminated"].any()

@@ -12,11 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
-from torchrl.envs.transforms import MultiStepTransform
 
 from vlmrb.replay.clips import ClipStore
 from vlmrb.replay.columns import Columns, WriteResult
 from vlmrb.replay.monitor import SampleMonitor
+from vlmrb.replay.nstep import NStepTransform
 from vlmrb.replay.persistence import buffer_state, load_buffer_state
 from vlmrb.replay.sampler import MixtureSampler
 from vlmrb.replay.schedule import LinearSchedule
@@ -119,10 +119,10 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         self.set_rng(torch.Generator().manual_seed(seed))
         self.clips = None if clip_length is None else ClipStore(capacity, clip_length)
         self._stamper = VLMScoreTransform(self.clips, keep, consecutive=clip_length is not None or n_steps > 1)
-        self._multi_step = MultiStepTransform(n_steps, gamma, done_keys=[]) if n_steps > 1 else None
+        self._n_step = NStepTransform(n_steps, gamma) if n_steps > 1 else None
         # Inverse transforms run last to first: stamp the raw rows, then n-step returns.
-        if self._multi_step is not None:
-            self.append_transform(self._multi_step)
+        if self._n_step is not None:
+            self.append_transform(self._n_step)
         self.append_transform(self._stamper)
         self._own_transforms = len(self._transform)
         self._columns = Columns(capacity, self.terms)
@@ -144,7 +144,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
             update_priority: not used; new rows get their priorities from the terms.
 
         Returns:
-            ``int64[K]``, the slots written; with n-step returns they hold rows collected n vector steps earlier.
+            ``int64[K]``, the slots written; with n-step returns they hold rows collected n − 1 vector steps earlier.
 
         Raises:
             ValueError: the block has another shape, lacks a key or does not continue the last one; nothing has changed.
@@ -157,12 +157,9 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
             raise ValueError(
                 f"a block of {tensordicts.numel()} rows does not fit into a buffer of capacity={self.capacity}"
             )
-        if self._multi_step is not None and self._multi_step._buffer is None:
-            # MultiStepTransform keeps views of the first block, whose memory the caller may use again.
-            tensordicts = tensordicts.clone()
         rows = self._transform._inv_call(tensordicts)  # `inv` would copy first, which the stamping does anyway
         self.env_steps += tensordicts.numel()
-        if rows is None:  # n-step returns hold back the first n rows of each environment
+        if rows is None:  # n-step returns hold back the first n − 1 rows of each environment
             return torch.zeros(0, dtype=torch.int64)
         return self._store(rows)
 
@@ -171,8 +168,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         shape = rows.shape
         stamp = rows.get(STAMP).numpy().reshape(-1, 4)
         if self._writer.table is None:
-            # Of the keys that MultiStepTransform adds, all but this one follow from it.
-            rows = rows.select(*self._stamper.keep, *(["steps_to_next_obs"] if self._multi_step is not None else []))
+            rows = rows.exclude(STAMP)
             self._choose_storage(rows)
         slots = self._writer.extend(rows)
         index = slots.numpy()
@@ -207,13 +203,9 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         if streams is None:
             return slots
         streams.end(self.env_steps)
-        if self._multi_step is not None and self._multi_step._buffer is not None:
-            held = self._multi_step._buffer.clone()  # [n_envs, ≤ n]
-            held["next", "done"][:, -1] = True
-            self._multi_step._buffer = held
-            # n rows of filler push the held ones out; no return reaches past the end of an episode.
-            slots = self._store(self._multi_step._inv_call(held[:, -1:].expand(len(held), self.n_steps)))
-            self._multi_step._buffer = None
+        rows = None if self._n_step is None else self._n_step.flush()
+        if rows is not None:
+            slots = self._store(rows)
         streams.forget_episodes()
         return slots
 
@@ -454,8 +446,8 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         if self.clips is not None:
             self.clips.clear()
         self._stamper.set_extra_state(None)
-        if self._multi_step is not None:
-            self._multi_step._buffer = None
+        if self._n_step is not None:
+            self._n_step.set_extra_state(None)
         self.monitor = SampleMonitor(self._columns.arrays, self.monitor.threshold)
         self.written, self.stale = dict.fromkeys(self.written, 0), dict.fromkeys(self.stale, 0)
 

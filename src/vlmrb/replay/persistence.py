@@ -23,10 +23,6 @@ def buffer_state(buffer: VLMReplayBuffer) -> dict[str, Any]:
     """Returns everything that later draws depend on; loadable by ``torch.load(…, weights_only=True)``."""
     size = len(buffer)
     table = buffer._writer.table
-    look_back = None
-    if buffer._multi_step is not None and buffer._multi_step._buffer is not None:
-        held = buffer._multi_step._buffer
-        look_back = {"shape": list(held.shape), "rows": held.clone().to_dict()}
     return {
         "schema": SCHEMA,
         "settings": _settings(buffer),
@@ -40,7 +36,7 @@ def buffer_state(buffer: VLMReplayBuffer) -> dict[str, Any]:
         "terms": {term.name: term.state_dict() for term in buffer.terms},
         "clips": None if buffer.clips is None else buffer.clips.state_dict(),
         "streams": buffer._stamper.get_extra_state(),
-        "look_back": look_back,
+        "look_back": None if buffer._n_step is None else buffer._n_step.get_extra_state(),
         "monitor": buffer.monitor.state_dict(),
         "written": dict(buffer.written),
         "stale": dict(buffer.stale),
@@ -73,9 +69,8 @@ def load_buffer_state(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> None
     if buffer.clips is not None:
         buffer.clips.load_state_dict(state["clips"])
     buffer._stamper.set_extra_state(state["streams"])
-    if buffer._multi_step is not None:
-        held = state["look_back"]
-        buffer._multi_step._buffer = None if held is None else TensorDict(held["rows"], held["shape"]).clone()
+    if buffer._n_step is not None:
+        buffer._n_step.set_extra_state(state["look_back"])
     buffer.monitor.load_state_dict(state["monitor"])
     buffer.written.update(state["written"])
     buffer.stale.update(state["stale"])
@@ -124,6 +119,6 @@ def _settings(buffer: VLMReplayBuffer) -> dict[str, Any]:
         "capacity": buffer.capacity,
         "clip_length": None if buffer.clips is None else buffer.clips.clip_length,
         "n_steps": buffer.n_steps,
-        "gamma": None if buffer._multi_step is None else buffer._multi_step.gamma,
+        "gamma": None if buffer._n_step is None else buffer._n_step.gamma,
         "terms": [repr(term) for term in buffer.terms],
     }

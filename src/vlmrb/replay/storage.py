@@ -22,6 +22,24 @@ def row_bytes(rows: TensorDictBase) -> int:
     return sum(leaf[0].nbytes for leaf in rows.values(True, True))
 
 
+def nest(leaves: Mapping[NestedKey, Tensor], *shape: int) -> TensorDict:
+    """Returns a TensorDict ``shape`` of leaves that are known to fit.
+
+    Not the public constructor: its checks of every entry cost as much as gathering them. TorchRL does the same.
+    """
+    batch_size = torch.Size(shape)
+    root: dict[str, Any] = {}
+    for key, leaf in leaves.items():
+        node = root
+        *path, name = (key,) if isinstance(key, str) else key
+        for part in path:
+            if part not in node:
+                node[part] = TensorDict._new_unsafe({}, batch_size=batch_size)
+            node = node[part]._tensordict
+        node[name] = leaf
+    return TensorDict._new_unsafe(root, batch_size=batch_size)
+
+
 def mapped_storage(capacity: int, scratch_dir: str | Path | None) -> LazyMemmapStorage:
     """Returns a storage whose rows lie in files of a fresh folder, which goes when the storage or the process does.
 
@@ -83,23 +101,9 @@ class RowTable:
         Returns:
             ``[B]`` rows, unlocked.
         """
-        return self._tree({key: leaf.index_select(0, slots) for key, leaf in self._leaves}, extra, len(slots))
+        rows = {key: leaf.index_select(0, slots) for key, leaf in self._leaves}
+        return nest({**extra, **rows}, len(slots))
 
     def first(self, size: int) -> TensorDict:
         """Returns copies of the first ``size`` rows."""
-        return self._tree({key: leaf[:size].clone() for key, leaf in self._leaves}, {}, size)
-
-    @staticmethod
-    def _tree(leaves: Mapping[NestedKey, Tensor], extra: Mapping[str, Tensor], size: int) -> TensorDict:
-        # Not the public constructor: its checks of every entry cost as much as the gathering. TorchRL does the same.
-        batch_size = torch.Size([size])
-        root: dict[str, Any] = dict(extra)
-        for key, leaf in leaves.items():
-            node = root
-            *path, name = (key,) if isinstance(key, str) else key
-            for part in path:
-                if part not in node:
-                    node[part] = TensorDict._new_unsafe({}, batch_size=batch_size)
-                node = node[part]._tensordict
-            node[name] = leaf
-        return TensorDict._new_unsafe(root, batch_size=batch_size)
+        return nest({key: leaf[:size].clone() for key, leaf in self._leaves}, size)
