@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -84,6 +85,10 @@ class Trouble:
                 file.write("x")
         if self.kind == "raise":
             raise RuntimeError("boom")
+        if self.kind == "exit":
+            sys.exit(0)
+        if self.kind == "interrupt":
+            raise KeyboardInterrupt
         if self.kind == "hang":
             time.sleep(3600)
         if self.kind == "die":
@@ -179,7 +184,5 @@ class LibrariesScorer(GoodScorer):
     name = "libraries"
 
     def score(self, clips: ClipBatch) -> NDArray[np.float32]:
-        import sys
-
         heavy = {"torch", "lightning", "torchrl", "tensordict", "matplotlib"} & set(sys.modules)
         return np.full(len(clips), float(bool(heavy)), np.float32)

@@ -99,6 +99,22 @@ def test_a_scorer_that_always_raises_ends_in_unscored_clips_not_in_an_error(
     assert "RuntimeError: boom" in warnings[0]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_scorer_that_calls_exit_has_failed_like_any_other(backend: str, caplog: pytest.LogCaptureFixture):
+    buffer, service = serve(TroubledScorer(Trouble("exit", poison=17)), backend=backend)
+    assert service.drain(30)
+    service.close()
+    assert check_counts(service)["dropped"] == 1
+    assert set(buffer.clips.table()["clip_id"]) - set(scored_right(buffer)) == {17}
+    assert "it raised SystemExit: 0" in caplog.text
+
+
+def test_ctrl_c_interrupts_a_sync_scorer():
+    _, service = serve(TroubledScorer(Trouble("interrupt")), backend="sync")
+    with pytest.raises(KeyboardInterrupt):
+        service.poll(0)
+
+
 @pytest.mark.parametrize("kind", ["die", "oom", "hang"])
 def test_a_process_that_dies_or_hangs_once_is_replaced_and_every_clip_gets_its_score(kind: str, tmp_path: Path):
     scorer = TroubledScorer(Trouble(kind, times=1, count_file=str(tmp_path / "count")))
@@ -179,9 +195,10 @@ def test_a_thread_whose_setup_fails_is_given_up(caplog: pytest.LogCaptureFixture
     assert "could not be set up (RuntimeError: boom)" in caplog.text
 
 
-def test_a_sync_scorer_whose_setup_fails_ends_the_run_before_it_begins():
-    with pytest.raises(ScorerError, match="scorer 'broken setup' cannot be set up: RuntimeError: boom"):
-        serve(BrokenSetupScorer("raise"), backend="sync")
+@pytest.mark.parametrize(("kind", "cause"), [("raise", "RuntimeError: boom"), ("exit", "SystemExit: 0")])
+def test_a_sync_scorer_whose_setup_fails_ends_the_run_before_it_begins(kind: str, cause: str):
+    with pytest.raises(ScorerError, match=f"scorer 'broken setup' cannot be set up: {cause}"):
+        serve(BrokenSetupScorer(kind), backend="sync")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -18,6 +18,10 @@ from vlmrb.scoring.scorer import Scorer, ScorerError, checked_scores
 logger = logging.getLogger(__name__)
 
 THREAD_GRACE_S = 5.0  # how long `close` waits for a batch that a thread is busy with
+FAILURES = (
+    Exception,
+    SystemExit,
+)  # what foreign code may raise; KeyboardInterrupt is left out, as it may be the user's
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ def answer(scorer: Scorer, ticket: int, clips: ClipBatch) -> Answer:
         return Answer(ticket, checked_scores(scorer, clips))
     except ScorerError as error:
         return Answer(ticket, error=str(error), fatal=True)
-    except Exception as error:  # any failure of foreign code; the service counts and reports it
+    except FAILURES as error:  # the service counts and reports it
         return Answer(ticket, error=f"raised {describe(error)}", detail=traceback.format_exc())
 
 
@@ -55,7 +59,7 @@ def close_quietly(scorer: Scorer) -> None:
     """Closes a scorer; one that cannot even do that is reported, since nothing more depends on it."""
     try:
         scorer.close()
-    except Exception:  # foreign code at the very end: must not hide why we are closing
+    except FAILURES:  # at the very end: must not hide why we are closing
         logger.warning("scorer %r failed in close()", scorer.name, exc_info=True)
 
 
@@ -106,7 +110,7 @@ class SyncBackend(Backend):
         self._closed = False
         try:
             scorer.setup()
-        except Exception as error:
+        except FAILURES as error:
             raise ScorerError(f"scorer {scorer.name!r} cannot be set up: {describe(error)}") from error
 
     @property
