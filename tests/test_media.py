@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from vlmrb.media import annotate, clip_sheet, encode_gif, save_image, write_video
+from vlmrb.media import annotate, clip_sheet, encode_gif, enlarge, save_image, write_video
 
 
 def decode(gif: bytes) -> tuple[np.ndarray, list[int]]:
@@ -83,8 +83,30 @@ def test_impossible_speed_or_scale_is_refused(fps: float, scale: int) -> None:
         encode_gif(grid_world(1), fps, scale)
 
 
+@pytest.mark.parametrize(
+    ("height", "width", "factor"), [(54, 64, 4), (252, 252, 1), (300, 400, 1), (128, 100, 2), (1, 16, 16)]
+)
+def test_small_frames_are_enlarged_by_whole_pixels_up_to_a_size_one_can_look_at(
+    height: int, width: int, factor: int
+) -> None:
+    frames = np.random.default_rng(0).integers(0, 256, (2, height, width, 3), np.uint8)
+    enlarged = enlarge(frames, 256)
+    assert enlarged.shape == (2, factor * height, factor * width, 3)
+    for row, column in np.ndindex(factor, factor):
+        assert np.array_equal(enlarged[:, row::factor, column::factor], frames)
+
+
+def test_caption_of_narrow_frames_gets_the_width_it_needs() -> None:
+    tall = np.full((2, 200, 8, 3), 90, np.uint8)
+    captioned = annotate(tall, "score 0.93 · step 123,456")
+    assert captioned.shape == (2, 220, 160, 3)
+    assert np.array_equal(captioned[:, 20:, 76:84], tall)
+    assert not captioned[:, 20:, :76].any()
+    assert not captioned[:, 20:, 84:].any()
+
+
 def test_caption_stands_above_and_covers_nothing() -> None:
-    frames = grid_world(3).repeat(8, axis=1).repeat(8, axis=2)
+    frames = enlarge(grid_world(3))
     captioned = annotate(frames, "score 0.93")
     strip = captioned[:, : -frames.shape[1]]
     assert np.array_equal(captioned[:, -frames.shape[1] :], frames)
@@ -94,7 +116,7 @@ def test_caption_stands_above_and_covers_nothing() -> None:
 
 def test_long_caption_is_shrunk_to_the_width() -> None:
     frames = np.zeros((1, 64, 160, 3), np.uint8)
-    strip = annotate(frames, "score 0.93, step 123,456, clip 789")[0, :-64]
+    strip = annotate(frames, "score 0.93, step 123,456, clip 789, VLM 1B")[0, :-64]
     ink = np.flatnonzero((strip.max(-1) > 120).any(0))
     assert ink.min() >= 1
     assert ink.max() <= 158
@@ -103,7 +125,8 @@ def test_long_caption_is_shrunk_to_the_width() -> None:
 def test_sheet_shows_first_and_last_frame_of_each_clip() -> None:
     clips = [grid_world(9, seed=1), grid_world(3, seed=2)]
     sheet = clip_sheet(clips, ["high", "low"], columns=4, gap=2)
-    height, width = 12, 16
+    height, width = 192, 256
+    clips = [enlarge(clip) for clip in clips]
     rows = (sheet.shape[0] - 2) // 2
     for row, clip in enumerate(clips):
         bottom = (row + 1) * rows
@@ -136,6 +159,6 @@ def test_video_is_a_file_and_an_animated_image_in_tensorboard(tmp_path: Path) ->
     logger.finalize("success")
     assert path == tmp_path / "clips" / "step_00001234_evaluation.gif"
     (image,) = EventAccumulator(str(tmp_path)).Reload().Images("clips/evaluation")
-    assert (image.step, image.width, image.height) == (1234, 16, 12)
+    assert (image.step, image.width, image.height) == (1234, 256, 192)
     assert image.encoded_image_string == path.read_bytes()
-    assert np.array_equal(decode(image.encoded_image_string)[0], frames)
+    assert np.array_equal(decode(image.encoded_image_string)[0], enlarge(frames))

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 Frames = NDArray[np.uint8]
 """``uint8[T, H, W, 3]``, 0–255."""
 
+LEGIBLE = 256
+"""Frames are shown at most this many pixels tall and wide when they have to be enlarged at all."""
+
+_CAPTION_WIDTH = 160  # pixels; a score and a step count in letters one can read
 _INK = (245, 245, 245)
 _PAPER = (32, 32, 36)
 _COLORS = 1 << 24
@@ -83,19 +87,39 @@ def _with_one_palette(frames: Frames) -> list[Image.Image]:
     return images
 
 
+def enlarge(frames: Frames, size: int = LEGIBLE) -> Frames:
+    """Makes each pixel k × k pixels, for the largest whole k with which frames are at most ``size`` tall and wide.
+
+    Stored frames (plain Gymnasium environments) are often small: too small to look at. Larger frames stay as they are.
+
+    Args:
+        frames: ``uint8[T, H, W, 3]``, 0–255.
+        size: pixels.
+
+    Returns:
+        ``uint8[T, k·H, k·W, 3]``, ``frames`` itself if k is 1.
+    """
+    check_frames(frames)
+    factor = size // max(frames.shape[1:3])
+    return frames.repeat(factor, axis=1).repeat(factor, axis=2) if factor > 1 else frames
+
+
 def annotate(frames: Frames, text: str) -> Frames:
-    """Writes a caption above frames, on a strip of its own so that nothing is covered.
+    """Writes a caption above frames, enlarged if they are small, on a strip of its own so that nothing is covered.
 
     Args:
         frames: ``uint8[T, H, W, 3]``, 0–255.
         text: one line; set smaller until it fits the width.
 
     Returns:
-        ``uint8[T, H + h, W, 3]``, the strip's height ``h`` being about an eighth of the width.
+        ``uint8[T, H' + h, W', 3]``: the enlarged frames (see `enlarge`), in the middle if a caption needs more width
+        than they have, below a strip whose height ``h`` is about an eighth of the width.
     """
-    check_frames(frames)
+    frames = enlarge(frames)
+    missing = max(0, _CAPTION_WIDTH - frames.shape[2])
+    frames = np.pad(frames, ((0, 0), (0, 0), (missing // 2, missing - missing // 2), (0, 0)))
     width = frames.shape[2]
-    strip = _strip(text, width, max(12, width // 8))
+    strip = _strip(text, width, width // 8)
     return np.concatenate([np.broadcast_to(strip, (len(frames), *strip.shape)), frames], axis=1)
 
 
@@ -111,6 +135,8 @@ def _strip(text: str, width: int, height: int) -> NDArray[np.uint8]:
 
 def clip_sheet(clips: Sequence[Frames], captions: Sequence[str], columns: int = 8, gap: int = 4) -> NDArray[np.uint8]:
     """Lays clips out as rows of evenly spaced frames, the first and the last among them, each row under its caption.
+
+    Small frames are enlarged, see `enlarge`.
 
     Args:
         clips: one ``uint8[T_i, H, W, 3]`` per row, all of one frame size; a shorter clip fills fewer columns.
@@ -128,8 +154,7 @@ def clip_sheet(clips: Sequence[Frames], captions: Sequence[str], columns: int = 
         raise ValueError(f"a clip sheet needs one caption per clip, got {len(clips)} clips, {len(captions)} captions")
     if columns < 2:
         raise ValueError(f"columns={columns} must be at least 2: a clip's first and last frame")
-    for clip in clips:
-        check_frames(clip)
+    clips = [enlarge(clip) for clip in clips]
     sizes = {clip.shape[1:] for clip in clips}
     if len(sizes) > 1:
         raise ValueError(f"all clips of a sheet must have one frame size, got {sorted(sizes)}")
@@ -156,7 +181,7 @@ def save_image(path: str | os.PathLike[str], image: NDArray[np.uint8]) -> None:
 
 
 def write_video(trainer: Trainer, name: str, frames: Frames, step: int, fps: float = 8.0) -> Path:
-    """Writes a GIF into the run's folder ``clips`` and shows it in TensorBoard, as an animated image.
+    """Writes a GIF, of small frames enlarged, into the run's folder ``clips`` and shows it in TensorBoard.
 
     `SummaryWriter.add_video` needs a module that moviepy 2 no longer has; TensorBoard shows GIFs as they are.
 
@@ -170,6 +195,7 @@ def write_video(trainer: Trainer, name: str, frames: Frames, step: int, fps: flo
     Returns:
         The file's path.
     """
+    frames = enlarge(frames)
     gif = encode_gif(frames, fps)
     path = Path(trainer.default_root_dir) / "clips" / f"step_{step:08d}_{name}.gif"
     path.parent.mkdir(parents=True, exist_ok=True)
