@@ -16,6 +16,8 @@ from vlmrb.envs import EnvConfig, make_env, make_renderer, register, registry
     ("settings", "message"),
     [
         ({"id": "MiniGrid-DorKey-6x6-v0"}, r"env.id .* is unknown; did you mean MiniGrid-DoorKey-6x6-v0"),
+        ({"id": ""}, "env.id '' names no environment: set it to a MiniGrid id such as MiniGrid-DoorKey-6x6-v0"),
+        ({"id": "json:"}, "env.id 'json:' names no environment"),
         ({"id": "xyz"}, "env.id 'xyz' is unknown$"),
         ({"id": "no_such_module:World-v0"}, "cannot import 'no_such_module'"),
         ({"id": "MiniGrid-DoorKey-4x4-v0"}, "DoorKey needs 5 to 255 cells"),

@@ -64,6 +64,11 @@ def find_family(env_id: str) -> Family:
         ValueError: the module cannot be imported, or nothing claims the id.
     """
     module, _, name = env_id.rpartition(":")
+    if not name:
+        raise ValueError(
+            f"env.id {env_id!r} names no environment: set it to a MiniGrid id such as MiniGrid-DoorKey-6x6-v0, to any "
+            "Gymnasium id such as CartPole-v1, or to package.module:Id for one that your module registers"
+        )
     if module:
         try:
             importlib.import_module(module)
