@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import gymnasium
@@ -45,8 +48,12 @@ class Ramp(gymnasium.Env):
         return np.full((20, 40, 3), 10 * self.height, np.uint8)
 
 
-def reached_three(info: dict[str, Any], reward: float, terminated: bool) -> bool:
+def reached_three(info: dict[str, Any], reward: float, terminated: bool, truncated: bool) -> bool:
     return info["height"] == 3
+
+
+def survived(info: dict[str, Any], reward: float, terminated: bool, truncated: bool) -> bool:
+    return truncated and not terminated
 
 
 gymnasium.register("Ramp-v0", Ramp)
@@ -118,11 +125,12 @@ def test_discrete_observations_become_one_hot(env_id: str, size: int) -> None:
 
 
 def test_success_is_read_from_info_or_else_from_the_reward_at_termination() -> None:
-    assert default_success({"success": True}, 0.0, False)
-    assert not default_success({"is_success": 0}, 1.0, True)
-    assert default_success({}, 0.5, True)
-    assert not default_success({}, 0.5, False)
-    assert not default_success({}, 0.0, True)
+    assert default_success({"success": True}, 0.0, False, False)
+    assert not default_success({"is_success": 0}, 1.0, True, False)
+    assert default_success({}, 0.5, True, False)
+    assert not default_success({}, 0.5, False, False)
+    assert not default_success({}, 0.0, True, False)
+    assert not default_success({}, 0.5, False, True)
     rollout = make_env(_config(), seed=0).rollout(30, break_when_any_done=False)["next"]
     assert (rollout["success"] == (rollout["observation"] == 4)).all()
     assert rollout["success"].any()
@@ -133,6 +141,35 @@ def test_success_can_be_the_users_own_function() -> None:
     rollout = make_env(config, seed=0).rollout(30, break_when_any_done=False)["next"]
     assert (rollout["success"] == (rollout["observation"] == 3)).all()
     assert rollout["success"].any()
+
+
+def test_survival_to_the_horizon_can_be_success() -> None:
+    config = EnvConfig(id="CartPole-v1", num_envs=4, max_steps=15, frame_size=8, success=f"{__name__}:survived")
+    torch.manual_seed(0)
+    after = make_env(config, seed=0).rollout(60, break_when_any_done=False)["next"]
+    assert (after["success"] == after["truncated"] & ~after["terminated"]).all()
+    assert 0 < after["success"].sum() < after["done"].sum()
+
+
+@pytest.mark.parametrize("driver", [None, "offscreen"])
+def test_pygame_is_told_that_there_is_no_screen_unless_the_user_says_otherwise(driver: str | None) -> None:
+    code = (
+        "import os\n"
+        "from vlmrb.envs import EnvConfig, make_renderer\n"
+        "config = EnvConfig('CartPole-v1')\n"
+        "before = os.environ.get('SDL_VIDEODRIVER')\n"
+        "make_renderer(config)\n"
+        "print(before, os.environ['SDL_VIDEODRIVER'])"
+    )
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("XDG_RUNTIME_DIR", "SDL_VIDEODRIVER")
+    }
+    if driver is not None:
+        environment["SDL_VIDEODRIVER"] = driver
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == f"{driver} {driver or 'dummy'}"
+    if driver is None:
+        assert "XDG_RUNTIME_DIR" not in result.stderr
 
 
 def test_a_missing_success_function_is_named() -> None:

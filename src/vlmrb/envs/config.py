@@ -31,9 +31,9 @@ class EnvConfig:
             (10·N² for DoorKey). Shorter → faster resets and fewer chances of a lucky success.
         workers: processes that share the instances of Gymnasium-stepped ids; 0 steps all of them in this process.
             Worth it from about a millisecond per step on; array-stepped ids refuse it, they are faster without.
-        success: ``package.module:function`` called as ``function(info, reward, terminated) -> bool`` for plain
-            Gymnasium ids; ``None`` reads ``info["success"]`` or ``info["is_success"]``, else a positive reward at
-            termination counts as success.
+        success: ``package.module:function``, called as ``function(info, reward, terminated, truncated) -> bool`` after
+            every step of plain Gymnasium ids; an episode counts as a success if one of its steps does. ``None`` reads
+            ``info["success"]`` or ``info["is_success"]``, else a positive reward at termination counts.
     """
 
     id: str = "MiniGrid-DoorKey-6x6-v0"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, SupportsFloat
 
@@ -27,13 +28,14 @@ if TYPE_CHECKING:
     from vlmrb.envs.config import EnvConfig
     from vlmrb.scoring.clips import Renderer
 
-SuccessTest = Callable[[dict[str, Any], float, bool], bool]
+SuccessTest = Callable[[dict[str, Any], float, bool, bool], bool]
+"""Called as ``(info, reward, terminated, truncated)`` after every step; an episode succeeds if one of its steps does."""
 
 _SCHEMA: Final = 1
 _SEEDS: Final = 2**31 - 1  # what every Gymnasium environment takes as a seed
 
 
-def default_success(info: dict[str, Any], reward: float, terminated: bool) -> bool:
+def default_success(info: dict[str, Any], reward: float, terminated: bool, truncated: bool) -> bool:
     """Says whether the goal was reached: as ``info`` has it, else by a positive reward at termination."""
     for key in ("success", "is_success"):
         if key in info:
@@ -74,6 +76,8 @@ class Instance:
         self._first_action = int(action.start) if isinstance(action, spaces.Discrete) else None
 
     def _make(self) -> gymnasium.Env:
+        # Frames go to arrays, never to a screen; without one, pygame's SDL complains on stderr at every start.
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         return gymnasium.make(self.config.id, render_mode="rgb_array", max_episode_steps=self.config.max_steps)
 
     def _spaces(self) -> Spaces:
@@ -96,8 +100,8 @@ class Instance:
         """
         native: Any = action if self._first_action is None else int(action) + self._first_action
         self._observation, reward, terminated, truncated, info = self.env.step(native)
-        value = _scalar(reward)
-        return value, self._success(info, value, bool(terminated)), bool(terminated), bool(truncated)
+        value, ended, cut = _scalar(reward), bool(terminated), bool(truncated)
+        return value, bool(self._success(info, value, ended, cut)), ended, cut
 
     def look(self) -> tuple[NDArray, NDArray]:
         """Returns the present observation and snapshot ``[S]``."""
