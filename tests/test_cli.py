@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from vlmrb.cli import main
+from vlmrb.fit import lock_run_dir
 
 ROOT = Path(__file__).parents[1]
 BASE = ["fit", "-c", str(ROOT / "configs/minigrid/doorkey_6x6_dqn.yaml"), "-c", str(ROOT / "configs/replay/vlm.yaml")]
@@ -31,6 +32,11 @@ BASE = ["fit", "-c", str(ROOT / "configs/minigrid/doorkey_6x6_dqn.yaml"), "-c", 
         (["--scoring.backend", "telepathy"], "scoring.backend"),
         (["--evaluation.episodes", "0"], "evaluation.episodes=0"),
         (["-c", "no_such_file.yaml"], "no_such_file.yaml"),
+        (["--scoring.scorer", "no_such_module.Scorer"], "No module named 'no_such_module'"),
+        (["--model.learning_rate", "fast"], "model.learning_rate"),
+        (["--replay.capacity", "200"], "training.frames_per_batch=320"),
+        (["--run_dir", ""], "run_dir is empty"),
+        (["--run_dir", "/proc/nowhere"], "run_dir=/proc/nowhere cannot be written"),
     ],
 )
 def test_bad_setting_is_named_in_one_line(
@@ -42,6 +48,41 @@ def test_bad_setting_is_named_in_one_line(
     assert "\n" not in error
     assert len(error) < 400
     assert says in error
+
+
+@pytest.mark.parametrize(
+    ("overlay", "says"),
+    [
+        ("replay: {capcity: 5}", "replay: Option 'capcity' is not accepted"),
+        ("replay: {vlm: {treshold: 1}}", "replay.vlm: Option 'treshold'"),
+        ("training: {gama: 1}", "training: Option 'gama'"),
+        ("env: {idd: x}", "'idd'"),
+        ("model: {init_args: {lr: 1}}", "model: Option 'lr'"),
+        ("scoring: {batch_clip: 1}", "batch_clip"),
+        ("scoring: {scorer: {init_args: {tile: 1}}}", "scoring.scorer: Option 'tile'"),
+        ("evaluation: {episode: 1}", "episode"),
+        ("trainer: {device: 1}", "device"),
+        ("replay: null", "replay: null"),
+        ("", "holds no settings"),
+        ("a: [", "is no YAML"),
+        ("- a list", "holds no settings"),
+    ],
+)
+def test_overlay_with_a_mistake_is_one_line_that_names_it(
+    overlay: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "overlay.yaml"
+    path.write_text(overlay)
+    assert main([*BASE, "-c", str(path), "--run_dir", str(tmp_path / "run")]) != 0
+    error = capsys.readouterr().err.strip()
+    assert "\n" not in error
+    assert says in error
+
+
+def test_run_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with lock_run_dir(tmp_path):
+        assert main([*BASE, "--run_dir", str(tmp_path)]) != 0
+    assert "is in use by another run" in capsys.readouterr().err
 
 
 def test_overlay_with_callbacks_is_refused_instead_of_dropping_ours(

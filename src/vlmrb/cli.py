@@ -69,19 +69,33 @@ def _call(function: Callable[..., int | None], args: list[str]) -> int:
     return auto_cli(function, args=args, as_positional=False, prog=prog, exit_on_error=False) or 0
 
 
-def one_line(error: BaseException) -> str:
-    """Returns an exception's message in one line.
+# What jsonargparse says around a reason when a value may be of several types.
+_AROUND_A_REASON = (
+    "Does not validate against any",
+    "Subtypes:",
+    "Errors:",
+    "Given value",
+    "Problem with given class_path",
+    "Expected a <class 'NoneType'>",
+    "Expected a path but",
+)
 
-    jsonargparse wraps what a setting's own check says into everything else that it tried; of that, only what was said
-    about the setting is kept.
+
+def one_line(error: BaseException) -> str:
+    """Returns an exception's message without line breaks.
+
+    jsonargparse wraps what is wrong with a setting into everything else that it tried; of that, only the setting's name
+    and the reasons are kept.
     """
     text = str(error)
     if "Does not validate against any of the Union subtypes" in text:
-        reasons = [line.strip().removeprefix("- ") for line in text.splitlines() if line.strip().startswith("- ")]
-        noise = ("Does not validate", "Expected a <class 'NoneType'>")
-        kept = dict.fromkeys(reason for reason in reasons if not reason.startswith(noise))
-        key = re.search(r'Parser key "([^"]+)"', text)
-        text = ("" if key is None else f"{key[1]}: ") + "; ".join(kept) if kept else text
+        lines = [line.strip().removeprefix("- ") for line in text.splitlines()]
+        keys = [match[1] for line in lines if (match := re.match(r'Parser key "([^"]+)":', line))]
+        if keys[:1] == ["model"] and keys[1:2] and keys[1] in ("env", "training", "replay"):
+            keys = keys[1:]  # these sections are handed to the model
+        reasons = [line for line in lines if line and not line.startswith(('Parser key "', *_AROUND_A_REASON))]
+        if reasons:
+            text = (".".join(keys) + ": " if keys else "") + "; ".join(dict.fromkeys(reasons))
     return " ".join(text.split()) or type(error).__name__
 
 
@@ -100,6 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if verb not in VERBS:
         print(f"vlmrb: error: unknown verb {verb!r}; choose from {', '.join(VERBS)}", file=sys.stderr)
         return 2
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # a user's own environments and scorers lie where the command is given
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:
         return VERBS[verb](args)

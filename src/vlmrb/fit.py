@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from lightning.pytorch import Trainer
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+import yaml
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from vlmrb.algorithms.base import OffPolicyModule, TrainingConfig, require_one_device
-from vlmrb.callbacks.checkpoint_files import read_reference
+from vlmrb.callbacks.checkpoint_files import read_env_steps
 from vlmrb.callbacks.evaluation import EvaluationCallback
 from vlmrb.callbacks.monitoring import MonitoringCallback
 from vlmrb.callbacks.progress import ProgressBar
@@ -22,6 +25,8 @@ from vlmrb.envs import EnvConfig
 from vlmrb.loggers import AppendingCSVLogger
 from vlmrb.replay.config import ReplayConfig
 
+log = logging.getLogger(__name__)
+SECTIONS = ("env", "training", "replay")
 CALLBACKS = {
     "scoring": ScoringCallback,
     "evaluation": EvaluationCallback,
@@ -49,7 +54,7 @@ class FitCLI(LightningCLI):
         parser.add_argument("--env", type=EnvConfig, default=EnvConfig(), help="which environment")
         parser.add_argument("--training", type=TrainingConfig, default=TrainingConfig(), help="budgets and schedules")
         parser.add_argument("--replay", type=ReplayConfig, default=ReplayConfig(), help="the replay scheme")
-        for section in ("env", "training", "replay"):
+        for section in SECTIONS:
             parser.link_arguments(section, f"model.init_args.{section}")
         parser.link_arguments("seed_everything", "model.init_args.seed", compute_fn=int)
         for key, callback in CALLBACKS.items():
@@ -61,24 +66,38 @@ class FitCLI(LightningCLI):
         return {"fit": LightningCLI.subcommands()["fit"]}
 
     def _parse_ckpt_path(self) -> None:
-        """Checks a checkpoint before anything is built; Lightning would look for settings, but ours holds none."""
-        if self.config["fit"]["ckpt_path"]:
-            read_reference(Path(self.config["fit"]["ckpt_path"]))
+        """Takes no settings from a checkpoint: Lightning would look for some in it, but ours holds none."""
 
     def before_instantiate_classes(self) -> None:
-        """Settles the run folder before anything heavy is built."""
+        """Settles the run folder and checks the checkpoint before anything heavy is built."""
         config = self.config["fit"]
+        for section in SECTIONS:
+            if config[section] is None:
+                raise ValueError(f"{section}: null is no setting; leave the section out for its defaults")
         if config["trainer"]["callbacks"]:
             raise ValueError(
                 "trainer.callbacks would replace callbacks by an overlay: use the sections "
                 f"{', '.join(CALLBACKS)}, or pass your own callbacks from Python"
             )
+        if not config["run_dir"]:
+            raise ValueError("run_dir is empty: name a folder for this run")
         run_dir = Path(config["run_dir"])
         last = run_dir / "checkpoints" / "last.ckpt"
-        if config["resume"] and last.exists() and not config["ckpt_path"]:
-            config["ckpt_path"] = str(last)
-        if not config["ckpt_path"]:
-            _make_room(run_dir, config["overwrite"])
+        if config["resume"] and not config["ckpt_path"]:
+            if last.exists():
+                config["ckpt_path"] = str(last)
+            else:
+                log.warning("no checkpoint in %s: the run starts from the beginning", run_dir)
+        self._lock = lock_run_dir(run_dir)
+        continues = config["ckpt_path"] and Path(config["ckpt_path"]).resolve().parent == last.resolve().parent
+        if not continues and not config["resume"] and _make_room(run_dir, config["overwrite"]):
+            self._lock = lock_run_dir(run_dir)
+        if config["ckpt_path"]:
+            env_steps = read_env_steps(Path(config["ckpt_path"]))
+            budget = config["training"]["total_env_steps"]
+            log.info("resuming %s at %s of %s env steps", config["ckpt_path"], f"{env_steps:,}", f"{budget:,}")
+            if env_steps >= budget:
+                log.warning("this run is complete: raise training.total_env_steps to go on")
         config["trainer"]["default_root_dir"] = str(run_dir)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -91,22 +110,77 @@ class FitCLI(LightningCLI):
         return trainer
 
 
-def _make_room(run_dir: Path, overwrite: bool) -> None:
-    """Refuses to mix two runs in one folder.
+class SaveConfigWhenTraining(SaveConfigCallback):
+    """Writes ``config.yaml`` with the first batch: a resume that is refused must not replace a run's settings."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Writes nothing yet."""
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Writes the file once."""
+        if not self.already_saved:
+            super().setup(trainer, pl_module, "fit")
+
+
+def lock_run_dir(run_dir: Path) -> IO[str]:
+    """Takes a run folder for this process until the returned file is closed or the process ends, however it ends.
+
+    Raises:
+        RuntimeError: another run holds it, or it cannot be written.
+    """
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = (run_dir / ".lock").open("w")
+    except OSError as error:
+        raise RuntimeError(f"run_dir={run_dir} cannot be written ({error.strerror}): choose another folder") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.close()
+        raise RuntimeError(f"run_dir={run_dir} is in use by another run: wait for it, or choose another") from error
+    return lock
+
+
+def _make_room(run_dir: Path, overwrite: bool) -> bool:
+    """Refuses to mix two runs in one folder; returns whether an earlier one was moved aside.
 
     Raises:
         FileExistsError: the folder holds a run and ``overwrite`` is false.
     """
     results = ("metrics.csv", "evaluations.csv", "summary.json", "checkpoints/*.ckpt")  # a failed start leaves none
     if not any(True for pattern in results for _ in run_dir.glob(pattern)):
-        return
+        return False
     if not overwrite:
         raise FileExistsError(
             f"run_dir={run_dir} already holds a run: choose another with --run_dir, continue it with --resume true, "
             "or move it aside with --overwrite true"
         )
-    number = next(n for n in range(1, 10_000) if not run_dir.with_name(f"{run_dir.name}.old{n}").exists())
-    run_dir.rename(run_dir.with_name(f"{run_dir.name}.old{number}"))
+    move_aside(run_dir)
+    return True
+
+
+def move_aside(folder: Path) -> Path:
+    """Renames a folder to the first free of ``NAME.old1``, ``NAME.old2``, …, and returns the new path."""
+    numbered = (folder.with_name(f"{folder.name}.old{number}") for number in range(1, 10_000))
+    return folder.rename(next(path for path in numbered if not path.exists()))
+
+
+def check_config_files(args: Sequence[str]) -> None:
+    """Refuses configuration files that hold no settings, by name.
+
+    Raises:
+        ValueError: a file is empty, no YAML, or something else than a mapping.
+    """
+    for option, value in zip(args, [*args[1:], ""], strict=True):
+        path = value if option in ("-c", "--config") else option.removeprefix("--config=")
+        if path == option or not Path(path).is_file():
+            continue  # jsonargparse names files that do not exist
+        try:
+            content = yaml.safe_load(Path(path).read_text())
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ValueError(f"configuration {path} is no YAML: {error}") from error
+        if not isinstance(content, dict):
+            raise ValueError(f"configuration {path} holds no settings")
 
 
 def _quieten() -> None:
@@ -124,11 +198,13 @@ def _quieten() -> None:
 def fit(args: list[str]) -> int:
     """Trains; returns the exit code: 0, or 143 and 130 after SIGTERM and Ctrl-C with the run saved."""
     _quieten()
+    check_config_files(args)
     cli = FitCLI(
         OffPolicyModule,
         subclass_mode_model=True,
         auto_configure_optimizers=False,
         seed_everything_default=0,
+        save_config_callback=SaveConfigWhenTraining,
         save_config_kwargs={"overwrite": True, "config_filename": "config.yaml"},
         trainer_defaults={
             "max_epochs": 1,
@@ -144,4 +220,5 @@ def fit(args: list[str]) -> int:
         args=["fit", *args],
     )
     checkpoint = next(callback for callback in cli.trainer.callbacks if isinstance(callback, ReplayCheckpoint))
+    log.info("results are in %s; look at them with tensorboard --logdir %s", *(cli.trainer.default_root_dir,) * 2)
     return checkpoint.exit_code

@@ -20,9 +20,9 @@ COMMANDS = re.findall(r"(?:^    |`)(vlmrb [^`\n]*(?:\\\n[^`\n]*)*)", README.repl
 
 
 def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
     return subprocess.run(
-        arguments, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
+        arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False
     )
 
 
@@ -48,8 +48,9 @@ def test_ones_own_environment_trains(tmp_path: Path) -> None:
     (command,) = [command for command in COMMANDS if "my_world" in command]
     verb, *arguments = shlex.split(command)[1:]
     arguments[arguments.index("--run_dir") + 1] = str(tmp_path / "run")
+    (tmp_path / "configs").symlink_to(ROOT / "configs")  # a user stands in a checkout, with the module beside it
     short = ["--training.total_env_steps", "1920", "--training.learning_starts", "640", "--evaluation.episodes", "2"]
-    result = run([sys.executable, "-m", "vlmrb.cli", verb, *arguments, *short], tmp_path)
+    result = run([str(Path(sys.executable).with_name("vlmrb")), verb, *arguments, *short], tmp_path)
     assert result.returncode == 0, result.stderr[-2000:]
     assert (tmp_path / "run" / "summary.json").exists()
 

@@ -52,7 +52,7 @@ class TrainingConfig:
     """How long to train, and how much to learn from each env step.
 
     Attributes:
-        total_env_steps: env steps in all.
+        total_env_steps: env steps in all, a multiple of ``frames_per_batch``.
         learning_starts: env steps before the first gradient step. Higher → a more varied first batch, a later start.
         frames_per_batch: env steps collected between two rounds of gradient steps, a multiple of ``env.num_envs``.
             Higher → less overhead per step, an older policy when acting.
@@ -132,6 +132,11 @@ class OffPolicyModule(LightningModule, ABC):
         self.training_config = training or TrainingConfig()
         self.replay = replay or ReplayConfig()
         self.seed = seed
+        if self.replay.capacity < self.training_config.frames_per_batch:
+            raise ValueError(
+                f"replay.capacity={self.replay.capacity} is smaller than one block of "
+                f"training.frames_per_batch={self.training_config.frames_per_batch} rows"
+            )
         self.env_steps = 0
         self.grad_steps = 0
         self.scoring: ScoringService | None = None
@@ -334,7 +339,19 @@ class OffPolicyModule(LightningModule, ABC):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Takes counters back; random states follow when training starts, after all set-up has drawn from them."""
+        """Takes counters back; random states follow when training starts, after all set-up has drawn from them.
+
+        Raises:
+            ValueError: these settings build other networks than the checkpoint holds.
+        """
+        own = {name: value.shape for name, value in self.state_dict().items()}
+        saved = {name: value.shape for name, value in checkpoint["state_dict"].items()}
+        if own != saved:
+            differing = sorted(name for name in own.keys() | saved.keys() if own.get(name) != saved.get(name))
+            raise ValueError(
+                f"the checkpoint holds other networks than these settings build ({differing[0]} differs): resume with "
+                "the env.id and the model settings that it was saved with"
+            )
         state = checkpoint["vlmrb"]
         self.env_steps = state["env_steps"]
         self.grad_steps = state["grad_steps"]

@@ -54,17 +54,21 @@ class DQN(OffPolicyModule):
     def build(self, observation_spec: Any, action_spec: Any) -> None:
         """Creates the Q network, its target and the loss."""
         if not hasattr(action_spec, "n"):
-            raise ValueError(f"model DQN needs discrete actions, but env.id={self.env.id!r} has {action_spec}")
+            raise ValueError(f"model DQN needs discrete actions, and those of env.id={self.env.id!r} are continuous")
         self.num_actions = int(action_spec.n)
-        self.q_network = make_q_network(
-            observation_spec.shape, observation_spec.dtype, self.num_actions, self.hidden_sizes, self.colors
-        )
+        self.q_network = self.make_network(observation_spec)
         self.target_network = copy.deepcopy(self.q_network).requires_grad_(False)
         loss = DQNLoss(
             self.q_network, self.target_network, self.training_config.gamma, self.double_q, self.loss_function
         )
         # Kept out of the module tree: its networks are already there, and would be saved twice.
         object.__setattr__(self, "loss", torch.compile(loss) if self.training_config.compile else loss)
+
+    def make_network(self, observation_spec: Any) -> nn.Module:
+        """Creates the Q network, ``observation → float32[B, num_actions]``; override it to use your own."""
+        return make_q_network(
+            observation_spec.shape, observation_spec.dtype, self.num_actions, self.hidden_sizes, self.colors
+        )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """One fused Adam: three times as fast as the for-each one on small networks."""

@@ -166,12 +166,28 @@ def read_reference(checkpoint: Path) -> Reference | None:
     """Returns how a `.ckpt` names its side-car; ``None`` if it was saved without one.
 
     Raises:
-        CheckpointError: the `.ckpt` cannot be read.
+        CheckpointError: the `.ckpt` cannot be read, or is none of ours.
     """
+    return _read(checkpoint).get(REFERENCE_KEY)
+
+
+def read_env_steps(checkpoint: Path) -> int:
+    """Returns the env steps at which a `.ckpt` was saved.
+
+    Raises:
+        CheckpointError: the `.ckpt` cannot be read, or is none of ours.
+    """
+    return _read(checkpoint)["vlmrb"]["env_steps"]
+
+
+def _read(checkpoint: Path) -> dict[str, Any]:
     try:
-        return torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True).get(REFERENCE_KEY)
+        content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{checkpoint} is no readable checkpoint ({type(error).__name__})") from error
+    if not isinstance(content, dict) or "env_steps" not in content.get("vlmrb", {}):
+        raise CheckpointError(f"{checkpoint} is no checkpoint of vlmrb")
+    return content
 
 
 def verify_sidecar(folder: Path, reference: Reference) -> Path:

@@ -90,10 +90,17 @@ class EvaluationCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluates the untrained policy, unless the run is a resumed one."""
         self._table = CSVTable(Path(trainer.default_root_dir) / "evaluations.csv")
-        self._table.truncate_after("env_step", pl_module.env_steps - (not self.history))
         self._started = time.perf_counter()
         if not self.history:
+            self._table.truncate_after("env_step", -1)
             self._evaluate(trainer, pl_module)
+        self._resumed = bool(pl_module.env_steps)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Drops what an interrupted run wrote after its checkpoint, now that nothing can refuse the resume any more."""
+        if self._resumed:
+            self._resumed = False
+            self._table.truncate_after("env_step", pl_module.env_steps)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -109,7 +116,9 @@ class EvaluationCallback(Callback):
             self._evaluate(trainer, pl_module)
         summary = self.summary(pl_module)
         path = Path(trainer.default_root_dir) / "summary.json"
-        path.write_text(json.dumps(summary, indent=2) + "\n")
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(summary, indent=2) + "\n")
+        temporary.replace(path)  # never half a summary
 
     def _evaluate(self, trainer: Trainer, pl_module: OffPolicyModule) -> None:
         step = pl_module.env_steps

@@ -147,10 +147,17 @@ class MonitoringCallback(Callback):
         self._wall_s = state_dict["wall_s"]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Makes the loggers forget what lies beyond the checkpoint: before any callback logs something new."""
-        if not pl_module.env_steps:
+        """Starts the loggers of a new run, before any callback logs something."""
+        self._resumed = bool(pl_module.env_steps)
+        if not self._resumed:
             self._reset()
-        start_loggers(trainer.loggers, pl_module.env_steps)
+            start_loggers(trainer.loggers, 0)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Makes the loggers forget what lies beyond the checkpoint, once nothing can refuse the resume any more."""
+        if self._resumed:
+            self._resumed = False
+            start_loggers(trainer.loggers, pl_module.env_steps)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the clocks."""
@@ -265,7 +272,7 @@ class MonitoringCallback(Callback):
     # Clips
 
     def _draw(self, trainer: Trainer, module: OffPolicyModule) -> None:
-        """Draws clips scored since the last time: GIFs of the highest and the lowest score, and a sheet of up to four."""
+        """Draws clips scored since the last time: GIFs of the highest and the lowest score, a sheet of up to four."""
         since, self._drawn_at = self._drawn_at, module.env_steps
         store = module.buffer.clips
         if store is None or not len(store):
