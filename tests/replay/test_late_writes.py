@@ -260,6 +260,9 @@ def test_torchrls_own_name_for_the_update_goes_the_same_way(running):
 def test_writes_from_an_accelerators_dtypes_are_taken(running):
     batch = running.sample()
     assert running.update_td_error(batch, torch.full((32,), 0.5, dtype=torch.bfloat16, requires_grad=True)) == (32, 0)
+    clip = int(running.clips.table()["clip_id"][-1])
+    assert running.write_scores([clip], torch.tensor([0.75], dtype=torch.bfloat16)) == (1, 0)
+    assert running.clips.table()["score"][-1] == 0.75
 
 
 class Novelty(PriorityTerm):

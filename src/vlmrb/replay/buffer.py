@@ -290,7 +290,8 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         values = self._columns.checked(name, len(slots), value, source)
         # A negative slot is a huge unsigned one: both ends in one comparison.
         inside = slots.view(np.uint64) < self.capacity
-        alive = (self._writer.slot_generations[np.where(inside, slots, 0)] == generations) & (generations >= 0) & inside
+        now = self._writer.slot_generations.take(slots, mode="clip")
+        alive = (now == generations) & (generations >= 0) & inside
         if not alive.all():
             slots, values = slots[alive], values[alive]
         stale = len(alive) - len(slots)
@@ -386,7 +387,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         table = self._writer.table
         if table is None:
             raise RuntimeError("cannot sample from an empty replay buffer")
-        slots, info = self._sampler.sample(self._storage, batch_size)
+        slots, info = self._sampler.sample_rows(self._writer.size, batch_size)
         index = slots.numpy()
         self.monitor.note(index, self.env_steps)
         info["index"] = slots

@@ -13,6 +13,8 @@ from tensordict import TensorDict
 
 from vlmrb.replay.terms import PriorityTerm
 
+_LARGEST = np.finfo(np.float64).max
+
 
 class WriteResult(NamedTuple):
     """What became of a checked write.
@@ -95,15 +97,16 @@ class Columns:
             late = [column for column, rules in self.specs.items() if rules.late]
             raise ValueError(f"{source}: column {name!r} cannot be written late; those that can: {late}")
         if isinstance(value, torch.Tensor):
-            value = value.detach().cpu().numpy()
+            value = value.detach().cpu()
+            value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()  # NumPy has no bfloat16
         value = np.asarray(value)
         if value.shape != (count,):
             raise ValueError(f"{source}: expected {count} values for {name!r}, got shape {list(value.shape)}")
-        if not (np.abs(value) < np.inf).all():
-            raise ValueError(
-                f"{source}: {int((~np.isfinite(value)).sum())} of {count} values for {name!r} are not finite"
-            )
-        if count and (value.min() < spec.low or value.max() > spec.high):
+        # NaN fails every comparison, so one look at the extremes finds all that is wrong.
+        if count and not (spec.low <= value.min() and value.max() <= min(spec.high, _LARGEST)):
+            broken = int((~np.isfinite(value)).sum())
+            if broken:
+                raise ValueError(f"{source}: {broken} of {count} values for {name!r} are not finite")
             worst = value.min() if value.min() < spec.low else value.max()
             raise ValueError(f"{source}: value {worst} for {name!r} is outside [{spec.low}, {spec.high}]")
         return value.astype(spec.dtype, copy=False)

@@ -122,7 +122,7 @@ class MixtureSampler(PrioritizedSampler):
         Raises:
             ValueError: a priority is negative or not finite.
         """
-        if not ((priority >= 0) & (priority < np.inf)).all():
+        if len(priority) and not (priority.min() >= 0 and priority.max() < np.inf):
             raise ValueError("priorities must be finite and not negative")
         appeared, vanished = self._changes_of_sign(index, priority)
         self._sum_tree[index] = priority
@@ -216,16 +216,19 @@ class MixtureSampler(PrioritizedSampler):
         return (weights / weights.max()).astype(np.float32)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws slots as TorchRL asks for them.
+        """Draws slots of a storage, as TorchRL asks for them; see `sample_rows`."""
+        return self.sample_rows(len(storage), batch_size)
+
+    def sample_rows(self, size: int, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+        """Draws slots and their importance weights.
 
         Args:
-            storage: its length is the number of rows written.
+            size: number of rows written, N.
             batch_size: B.
 
         Returns:
             ``int64[B]`` and a dict with ``priority_weight: float32[B]`` if β is set.
         """
-        size = len(storage)
         index = self.draw(size, batch_size)
         info = {}
         if self._beta is not None:

@@ -102,7 +102,7 @@ class RowTable:
             ``[B]`` rows, unlocked.
         """
         rows = {key: leaf.index_select(0, slots) for key, leaf in self._leaves}
-        return nest({**extra, **rows}, len(slots))
+        return nest({**extra, **rows}, slots.numel())
 
     def first(self, size: int) -> TensorDict:
         """Returns copies of the first ``size`` rows."""

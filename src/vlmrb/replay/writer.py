@@ -31,6 +31,11 @@ class BlockWriter(RoundRobinWriter):
         self._ensure_generation(storage.max_size, storage.max_size, torch.device("cpu"))
 
     @property
+    def size(self) -> int:
+        """Number of rows written and not yet overwritten: ``len(storage)`` without the compiler's wrapper, at 8 µs."""
+        return self._storage._len
+
+    @property
     def slot_generations(self) -> NDArray[np.int64]:
         """``int64[capacity]``, a view; −1 where nothing was ever written."""
         return self._generation.numpy()
