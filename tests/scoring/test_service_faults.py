@@ -187,12 +187,31 @@ def test_answers_in_between_start_the_count_of_restarts_anew(tmp_path: Path):
     assert stats["scored"] == stats["emitted"]
 
 
-def test_a_thread_whose_setup_fails_is_given_up(caplog: pytest.LogCaptureFixture):
-    _, service = serve(BrokenSetupScorer("raise"), backend="thread")
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [("raise", "RuntimeError: boom"), ("exit", "SystemExit: 0"), ("interrupt", "KeyboardInterrupt")],
+)
+def test_a_thread_whose_setup_fails_is_given_up(kind: str, cause: str, caplog: pytest.LogCaptureFixture):
+    _, service = serve(BrokenSetupScorer(kind), backend="thread")
     assert service.drain(10)
     service.close()
     assert check_counts(service)["dropped"] == service.stats()["emitted"]
-    assert "could not be set up (RuntimeError: boom)" in caplog.text
+    assert f"GIVEN UP: it could not be set up ({cause})" in caplog.text
+
+
+def test_a_scorer_that_ends_its_thread_is_given_up_and_no_clip_stays_in_flight(caplog: pytest.LogCaptureFixture):
+    episodes = Episodes(end=0.05)
+    scorer = TroubledScorer(Trouble("interrupt", poison=17))
+    buffer, service = serve(scorer, episodes, backend="thread", policy="oldest", batch_clips=4)
+    assert service.drain(10)
+    episodes.clips(buffer, 20)  # experience goes on
+    service.poll(1)
+    stats = check_counts(service)
+    assert (stats["scored"], stats["in_flight"], stats["waiting"]) == (len(scored_right(buffer)), 0, 0)
+    assert 0 < stats["scored"] < stats["emitted"] == buffer.clips.emitted
+    assert "GIVEN UP: it ended its thread (raised KeyboardInterrupt)" in caplog.text
+    service.close()
+    check_counts(service)
 
 
 @pytest.mark.parametrize(("kind", "cause"), [("raise", "RuntimeError: boom"), ("exit", "SystemExit: 0")])

@@ -7,6 +7,7 @@ import queue
 import threading
 import traceback
 from abc import ABC, abstractmethod
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,7 +66,7 @@ def close_quietly(scorer: Scorer) -> None:
 
 def describe(error: BaseException) -> str:
     """Returns an exception's type and message in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
 
 
 class Backend(ABC):
@@ -145,23 +146,34 @@ class ThreadBackend(Backend):
         self._scorer = scorer
         self._batches: queue.SimpleQueue[tuple[int, ClipBatch] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._unanswered: deque[int] = deque()
         self._ready = False
         self._closed = False
+        self._end = "ended its thread"  # why the thread is gone, once it is
         self._thread = threading.Thread(target=self._run, name=f"scorer-{scorer.name}", daemon=True)
         self._thread.start()
 
     @property
     def accepting(self) -> bool:
         """Whether `Scorer.setup` has come back."""
-        return self._ready and not self._closed
+        return self._ready and not self._closed and not self.dead
 
     def submit(self, ticket: int, clips: ClipBatch) -> None:
         """Queues the batch for the thread."""
+        self._unanswered.append(ticket)
         self._batches.put((ticket, clips))
 
     def collect(self) -> list[Answer]:
-        """Returns what the thread has answered."""
-        return [self._answers.get_nowait() for _ in range(self._answers.qsize())]
+        """Returns what the thread has answered; once it is gone, that the rest will get no scores."""
+        gone = not self._closed and not self._thread.is_alive()  # asked first, so that no answer comes after the look
+        answers = [self._answers.get_nowait() for _ in range(self._answers.qsize())]
+        for _ in answers:
+            self._unanswered.popleft()
+        if gone:
+            self.dead = f"it {self._end}"
+            answers += [Answer(ticket, error=self._end) for ticket in self._unanswered]
+            self._unanswered.clear()
+        return answers
 
     def close(self) -> None:
         """Lets the thread end after the batch it is busy with; says so if that takes longer than a few seconds."""
@@ -176,10 +188,13 @@ class ThreadBackend(Backend):
     def _run(self) -> None:
         try:
             self._scorer.setup()
-        except Exception as error:  # foreign code; the service reports it
-            self.dead = f"it could not be set up ({describe(error)})"
+        except BaseException as error:  # Ctrl-C reaches the main thread only, so whatever this is, the scorer raised it
+            self._end = f"could not be set up ({describe(error)})"
             return
         self._ready = True
-        while (batch := self._batches.get()) is not None and not self._closed:
-            self._answers.put(answer(self._scorer, *batch))
+        try:
+            while (batch := self._batches.get()) is not None and not self._closed:
+                self._answers.put(answer(self._scorer, *batch))
+        except BaseException as error:  # what `answer` does not take for an ordinary failure
+            self._end = f"ended its thread (raised {describe(error)})"
         close_quietly(self._scorer)
