@@ -157,6 +157,8 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
             raise ValueError(
                 f"a block of {tensordicts.numel()} rows does not fit into a buffer of capacity={self.capacity}"
             )
+        if tensordicts.device is not None and tensordicts.device.type != "cpu":
+            tensordicts = tensordicts.to("cpu")  # rows, columns and trees live there
         rows = self._transform._inv_call(tensordicts)  # `inv` would copy first, which the stamping does anyway
         self.env_steps += tensordicts.numel()
         if rows is None:  # n-step returns hold back the first n − 1 rows of each environment

@@ -122,7 +122,10 @@ class ReplayConfig:
             raise ValueError(f"replay.memory_limit_gib={self.memory_limit_gib} must be positive")
         if self.max_draws_per_positive is not None and self.max_draws_per_positive <= 0:
             raise ValueError(f"replay.max_draws_per_positive={self.max_draws_per_positive} must be positive")
-        terms = self._named("terms", self.terms)
+        try:
+            terms = self.terms()
+        except ValueError as error:
+            raise ValueError(f"replay: {error}") from error
         if not terms and self.lam_max > 0:
             raise ValueError(
                 f"replay.lam_max={self.lam_max} has no effect without td, vlm or age: set one of them, or lam_max to 0"
@@ -138,14 +141,6 @@ class ReplayConfig:
                 if not 0 <= getattr(self.importance_weights, name) <= 1:
                     beta = getattr(self.importance_weights, name)
                     raise ValueError(f"replay.importance_weights.{name}={beta} must lie in [0, 1]")
-
-    @staticmethod
-    def _named(name: str, build: object) -> list[PriorityTerm]:
-        """Runs a builder and says in its error where the setting stands."""
-        try:
-            return build()  # type: ignore[operator]
-        except ValueError as error:
-            raise ValueError(f"replay.{name}: {error}") from error
 
     @property
     def needs_scores(self) -> bool:
