@@ -6,6 +6,7 @@ import fcntl
 import logging
 import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,6 +42,11 @@ class FitCLI(LightningCLI):
     `env`, `training` and `replay` stand at the top so that an overlay for one of them fits every algorithm; they are
     handed to the model when the command line has been read.
     """
+
+    def __init__(self, *args: Any, locks: ExitStack, **kwargs: Any) -> None:
+        """Parses, builds and trains, all of it here, as LightningCLI does; ``locks`` is held by the caller."""
+        self._locks = locks
+        super().__init__(*args, **kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Adds the project's sections."""
@@ -88,10 +94,10 @@ class FitCLI(LightningCLI):
                 config["ckpt_path"] = str(last)
             else:
                 log.warning("no checkpoint in %s: the run starts from the beginning", run_dir)
-        self._lock = lock_run_dir(run_dir)
+        self._locks.enter_context(lock_run_dir(run_dir))
         continues = config["ckpt_path"] and Path(config["ckpt_path"]).resolve().parent == last.resolve().parent
         if not continues and not config["resume"] and _make_room(run_dir, config["overwrite"]):
-            self._lock = lock_run_dir(run_dir)
+            self._locks.enter_context(lock_run_dir(run_dir))
         if config["ckpt_path"]:
             env_steps = read_env_steps(Path(config["ckpt_path"]))
             budget = config["training"]["total_env_steps"]
@@ -199,26 +205,28 @@ def fit(args: list[str]) -> int:
     """Trains; returns the exit code: 0, or 143 and 130 after SIGTERM and Ctrl-C with the run saved."""
     _quieten()
     check_config_files(args)
-    cli = FitCLI(
-        OffPolicyModule,
-        subclass_mode_model=True,
-        auto_configure_optimizers=False,
-        seed_everything_default=0,
-        save_config_callback=SaveConfigWhenTraining,
-        save_config_kwargs={"overwrite": True, "config_filename": "config.yaml"},
-        trainer_defaults={
-            "max_epochs": 1,
-            "devices": 1,
-            "callbacks": [ProgressBar()],
-            "enable_checkpointing": True,
-            "enable_model_summary": False,
-            "use_distributed_sampler": False,
-            "num_sanity_val_steps": 0,
-            "log_every_n_steps": 1_000_000_000,  # our own monitoring writes metrics, against env steps
-        },
-        parser_kwargs={"exit_on_error": False},
-        args=["fit", *args],
-    )
-    checkpoint = next(callback for callback in cli.trainer.callbacks if isinstance(callback, ReplayCheckpoint))
-    log.info("results are in %s; look at them with tensorboard --logdir %s", *(cli.trainer.default_root_dir,) * 2)
-    return checkpoint.exit_code
+    with ExitStack() as locks:
+        cli = FitCLI(
+            OffPolicyModule,
+            locks=locks,
+            subclass_mode_model=True,
+            auto_configure_optimizers=False,
+            seed_everything_default=0,
+            save_config_callback=SaveConfigWhenTraining,
+            save_config_kwargs={"overwrite": True, "config_filename": "config.yaml"},
+            trainer_defaults={
+                "max_epochs": 1,
+                "devices": 1,
+                "callbacks": [ProgressBar()],
+                "enable_checkpointing": True,
+                "enable_model_summary": False,
+                "use_distributed_sampler": False,
+                "num_sanity_val_steps": 0,
+                "log_every_n_steps": 1_000_000_000,  # our own monitoring writes metrics, against env steps
+            },
+            parser_kwargs={"exit_on_error": False},
+            args=["fit", *args],
+        )
+        checkpoint = next(callback for callback in cli.trainer.callbacks if isinstance(callback, ReplayCheckpoint))
+        log.info("results are in %s; look at them with tensorboard --logdir %s", *(cli.trainer.default_root_dir,) * 2)
+        return checkpoint.exit_code

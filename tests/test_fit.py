@@ -1,0 +1,99 @@
+"""Whole `vlmrb fit` commands on a tiny budget: what they write, and what a resume leaves alone."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vlmrb.cli import main
+
+ROOT = Path(__file__).parents[1]
+SHORT = [
+    *("--env.id", "MiniGrid-DoorKey-5x5-v0", "--env.num_envs", "4", "--scoring.backend", "sync"),
+    *("--training.frames_per_batch", "40", "--training.learning_starts", "200", "--evaluation.episodes", "2"),
+    *("--evaluation.every_n_env_steps", "200", "--monitoring.every_n_env_steps", "200"),
+    *("--evaluation.video_every_n_env_steps", "null"),
+]
+
+
+def fit(run_dir: Path, *arguments: str) -> int:
+    configs = ("-c", str(ROOT / "configs/quickstart.yaml"), "-c", str(ROOT / "configs/replay/vlm.yaml"))
+    return main(["fit", *configs, *SHORT, "--run_dir", str(run_dir), *arguments])
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    assert fit(folder, "--training.total_env_steps", "800") == 0
+    return folder
+
+
+def content(run_dir: Path) -> dict[str, bytes]:
+    names = ("config.yaml", "metrics.csv", "evaluations.csv", "summary.json", "checkpoints/last.ckpt")
+    return {name: (run_dir / name).read_bytes() for name in names}
+
+
+def evaluated_at(run_dir: Path) -> list[int]:
+    with (run_dir / "evaluations.csv").open() as file:
+        return [int(row["env_step"]) for row in csv.DictReader(file)]
+
+
+@pytest.mark.slow
+def test_run_folder_holds_what_the_readme_promises(run_dir: Path) -> None:
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["env_steps"] == 800
+    assert summary["scoring"]["share_scored"] == 1.0
+    assert yaml.safe_load((run_dir / "config.yaml").read_text())["replay"]["n_steps"] == 3
+    assert list(run_dir.glob("events.out.tfevents.*"))
+    assert evaluated_at(run_dir) == [0, 200, 400, 600, 800]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("--replay.td", "{exponent: 1.0}"), "replay"),
+        (("--replay.capacity", "5000"), "capacity"),
+        (("--env.id", "MiniGrid-DoorKey-6x6-v0"), "other networks"),
+        (("--env.num_envs", "8"), "env.num_envs"),
+        (("--model.hidden_sizes", "[16]"), "other networks"),
+    ],
+)
+def test_refused_resume_is_one_line_and_changes_nothing(
+    change: tuple[str, str], says: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = content(run_dir)
+    capsys.readouterr()
+    assert fit(run_dir, "--training.total_env_steps", "1200", "--resume", "true", *change) != 0
+    error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("vlmrb fit: error:")]
+    assert len(error) == 1
+    assert says in error[0]
+    assert content(run_dir) == before
+
+
+@pytest.mark.slow
+def test_complete_run_goes_on_under_a_larger_budget(run_dir: Path) -> None:
+    assert fit(run_dir, "--training.total_env_steps", "1200", "--resume", "true") == 0
+    assert json.loads((run_dir / "summary.json").read_text())["env_steps"] == 1200
+    assert evaluated_at(run_dir) == [0, 200, 400, 600, 800, 1000, 1200]
+
+
+@pytest.mark.slow
+def test_run_that_died_before_its_first_checkpoint_starts_over(run_dir: Path) -> None:
+    for path in (run_dir / "checkpoints").iterdir():
+        path.unlink()
+    assert fit(run_dir, "--training.total_env_steps", "800", "--resume", "true") == 0
+    assert evaluated_at(run_dir) == [0, 200, 400, 600, 800]
+    assert (run_dir / "evaluations.1.csv").exists()  # what the dead run wrote is kept
+
+
+@pytest.mark.slow
+def test_overwrite_moves_the_earlier_run_aside(run_dir: Path) -> None:
+    before = content(run_dir)
+    assert fit(run_dir, "--training.total_env_steps", "400", "--overwrite", "true") == 0
+    assert content(run_dir.with_name("run.old1")) == before
+    assert json.loads((run_dir / "summary.json").read_text())["env_steps"] == 400
