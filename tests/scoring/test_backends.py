@@ -306,7 +306,7 @@ def test_pauses_before_restarts_double(start: Callable[..., ProcessBackend], cap
 PROGRAM = f"""
 import os, sys, time
 sys.path.insert(0, {str(HERE)!r})
-from odd_scorers import GoodScorer, SlowScorer
+from odd_scorers import GoodScorer, ParentScorer, SlowScorer
 from vlmrb.scoring.clips import ClipBatch
 from vlmrb.scoring.config import ScoringConfig
 from vlmrb.scoring.process import ProcessBackend
@@ -344,6 +344,32 @@ def test_a_program_ended_by_a_signal_leaves_no_scorer_behind(number: signal.Sign
     program.send_signal(number)
     assert program.wait(20) != 0
     assert wait_for(lambda: is_gone(pid), timeout_s=10)
+
+
+@pytest.mark.parametrize("whom", ["training program", "scorer"])
+def test_what_the_scorer_started_goes_even_if_a_process_is_killed_that_cannot_see_to_it(whom: str, tmp_path: Path):
+    pids = tmp_path / "pids"
+    program, pid = launch(tmp_path, f"run(ParentScorer({str(pids)!r}), lambda backend: time.sleep(3600))")
+    helper_pid = int(pids.read_text().split()[1])
+    assert not is_gone(helper_pid)
+    os.kill(pid if whom == "scorer" else program.pid, signal.SIGKILL)
+    assert wait_for(lambda: is_gone(helper_pid), timeout_s=10)
+    assert is_gone(pid)
+    program.kill()
+    program.wait(10)
+
+
+def test_a_process_that_takes_its_time_to_die_keeps_its_exit_code(start: Callable[..., ProcessBackend]):
+    found = ask(start(TroubledScorer(Trouble("die slowly"))), make_clips(1))
+    assert found.error == "died (exit code 3)"
+
+
+def test_a_process_that_only_closes_its_pipe_is_killed_and_gets_no_exit_code(start: Callable[..., ProcessBackend]):
+    backend = start(TroubledScorer(Trouble("go deaf")))
+    ready(backend)
+    pid = backend.pid
+    assert ask(backend, make_clips(1)).error == "died"
+    assert is_gone(pid)
 
 
 @pytest.mark.parametrize("then", ["lambda backend: None", "lambda backend: 1 / 0", "lambda backend: os._exit(0)"])

@@ -201,7 +201,8 @@ class ProcessBackend(Backend):
         return self._answered(content)
 
     def _answered(self, found: Answer) -> list[Answer]:
-        assert found.ticket == self._unanswered.popleft(), "the scorer answers in order"
+        expected = self._unanswered.popleft()
+        assert found.ticket == expected, "the scorer answers in order"
         self._clock = time.monotonic()  # the next batch began at the latest now
         if found.scores is not None:
             self._failures = self._raised = 0
@@ -222,9 +223,9 @@ class ProcessBackend(Backend):
         Returns:
             Answers without scores for all batches under way.
         """
-        code = self._stop(REAP_WAIT_S)
-        if died and code is not None:
+        if died and (code := self._exit_code()) is not None:
             reason += f" (exit code {code})"
+        self._stop(REAP_WAIT_S)
         lost = [
             Answer(ticket, error=reason, blamed=blame and place == 0) for place, ticket in enumerate(self._unanswered)
         ]
@@ -241,19 +242,26 @@ class ProcessBackend(Backend):
         self._state, self._clock = "pausing", time.monotonic() + pause
         return lost
 
-    def _stop(self, wait_s: float) -> int | None:
-        """Kills the process, if there is one; returns its exit code if it is gone within ``wait_s``."""
-        if self._process is None:
+    def _exit_code(self) -> int | None:
+        """Returns the exit code of a process that is ending; killed at once, it might lose its own for the kill's."""
+        assert self._process is not None
+        try:
+            return self._process.wait(REAP_WAIT_S)
+        except subprocess.TimeoutExpired:
+            logger.debug("scorer %r closed its pipe and lives on", self._name)
             return None
+
+    def _stop(self, wait_s: float) -> None:
+        """Kills the process, if there is one, and waits ``wait_s`` for its end."""
+        if self._process is None:
+            return
         assert self._finalizer is not None
         assert self._pipe is not None
         process, self._process = self._process, None
         self._pipe.close()
         self._finalizer.detach()
-        code = _kill(process, wait_s)
-        if code is None:
+        if _kill(process, wait_s) is None:
             self._dying.append(process)
-        return code
 
 
 def pack(scorer: Scorer, renderer: Renderer | None) -> bytes:
@@ -277,10 +285,7 @@ def pack(scorer: Scorer, renderer: Renderer | None) -> bytes:
 
 
 def _kill(process: subprocess.Popen[bytes], wait_s: float) -> int | None:
-    """Kills a process with its children; returns its exit code if it is gone within ``wait_s``.
-
-    A process that is ending already keeps its own exit code.
-    """
+    """Kills a process with its children; returns its exit code if it is gone within ``wait_s``."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except OSError:

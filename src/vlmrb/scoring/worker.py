@@ -27,6 +27,7 @@ from vlmrb.scoring.scorer import Scorer
 
 PR_SET_PDEATHSIG = 1
 PARENT_CHECK_S = 1.0
+GUARD_CHECK_S = 0.2
 MAX_TEXT = 4000  # characters of an error sent back, so that a message stays small enough to be taken whole
 
 
@@ -40,6 +41,7 @@ def main(pipe_fd: int, mail_fd: int, payload_fd: int, parent: int) -> int:
         parent: the learner's process id.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the learner decides when to stop
+    guard_children((pipe_fd, mail_fd, payload_fd))
     die_with(parent)
     pipe = Connection(pipe_fd)
     try:
@@ -65,6 +67,24 @@ def main(pipe_fd: int, mail_fd: int, payload_fd: int, parent: int) -> int:
         pipe.send(("answer", _short(found)))
     close_quietly(scorer)
     return 0
+
+
+def guard_children(fds: tuple[int, ...]) -> None:
+    """Leaves a process behind that kills what the scorer has started once this process is gone, however that happens.
+
+    The learner does so, too, but cannot if it is killed itself; nor can this process, which is then killed at once.
+
+    Args:
+        fds: what the guard must not hold open, above all the pipe, whose end tells the learner that we are gone.
+    """
+    worker = os.getpid()  # also the group's id: `process.ProcessBackend` starts us in a session of our own
+    if os.fork():
+        return
+    for fd in fds:
+        os.close(fd)
+    while os.getppid() == worker:
+        time.sleep(GUARD_CHECK_S)
+    os.killpg(worker, signal.SIGKILL)  # this process included
 
 
 def die_with(parent: int) -> None:
