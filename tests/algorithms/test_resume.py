@@ -159,7 +159,7 @@ def is_torn(run: Run) -> bool:
     return bool(
         (streams._episode >= 0).any()
         and (streams._position > 0).any()
-        and run.module.buffer._multi_step._buffer is not None
+        and run.module.buffer.state_dict()["look_back"] is not None
         and run.module.epsilon > 0
         and run.module.env_steps > CAPACITY == len(run.module.buffer)
     )
