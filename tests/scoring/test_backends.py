@@ -353,10 +353,12 @@ def test_what_the_scorer_started_goes_even_if_a_process_is_killed_that_cannot_se
     helper_pid = int(pids.read_text().split()[1])
     assert not is_gone(helper_pid)
     os.kill(pid if whom == "scorer" else program.pid, signal.SIGKILL)
-    assert wait_for(lambda: is_gone(helper_pid), timeout_s=10)
-    assert is_gone(pid)
-    program.kill()
-    program.wait(10)
+    try:
+        assert wait_for(lambda: is_gone(helper_pid), timeout_s=10)
+        assert is_gone(pid)
+    finally:
+        program.kill()
+        program.wait(10)
 
 
 def test_a_process_that_takes_its_time_to_die_keeps_its_exit_code(start: Callable[..., ProcessBackend]):

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import io
+import logging
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from odd_scorers import FrameScorer, GatedScorer, GoodScorer, GreyRenderer, SlowScorer, expected_scores
+from odd_scorers import (
+    FrameScorer,
+    GatedScorer,
+    GoodScorer,
+    GreyRenderer,
+    SlowScorer,
+    Trouble,
+    TroubledScorer,
+    expected_scores,
+)
 from replay_tools import Episodes, about_to_be_taken, check_counts, make_buffer, priorities, scores_of
 
 from vlmrb.replay.terms import VLMTerm
 from vlmrb.scoring.cache import ScoreCache
 from vlmrb.scoring.controls import Shuffled
+from vlmrb.scoring.scorer import Scorer, ScorerError
 from vlmrb.scoring.service import ScoringService
 
 
@@ -270,6 +281,24 @@ def test_a_scorer_that_needs_pictures_is_refused_without_a_renderer(needs: str):
         ScoringService(make_buffer(), scorer, backend="sync")
 
 
+@pytest.mark.parametrize(
+    ("attributes", "complaint"),
+    [
+        ({"version": "1"}, r'needs a name: add name = "…" to it'),
+        ({"name": "mine"}, r'needs a version: add version = "…" to it'),
+        ({"name": "mine", "version": 2}, "its version is 2"),
+        ({"name": "", "version": "1"}, "its name is ''"),
+    ],
+)
+def test_a_scorer_without_name_or_version_is_told_what_to_add(attributes: dict[str, Any], complaint: str):
+    kind = type("Nameless", (Scorer,), {"score": GoodScorer.score, "needs": "snapshots", **attributes})
+    with pytest.raises(ScorerError, match=complaint) as caught:
+        ScoringService(make_buffer(), kind())
+    assert str(caught.value).startswith("scorer class ")
+    assert "Nameless" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_buffer_without_clips_is_refused_naming_the_setting():
     with pytest.raises(ValueError, match="clip_length"):
         ScoringService(make_buffer(clip_length=None), GoodScorer(), backend="sync")
@@ -387,6 +416,63 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
         with pytest.raises(ValueError, match=message):
             service.load_state_dict({**state, key: value})
     assert check_counts(service)["emitted"] == before
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Returns what was logged as a warning or worse."""
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "warned"), [("good", "1", False), ("good", "2", True), ("better", "1", True)]
+)
+def test_another_scorer_may_go_on_but_the_mixture_is_warned_of_once(
+    name: str, version: str, warned: bool, caplog: pytest.LogCaptureFixture
+):
+    buffer, episodes = make_buffer(), Episodes()
+    service = ScoringService(buffer, GoodScorer(), backend="sync")
+    episodes.clips(buffer, 5)
+    service.poll(0)
+    other = GoodScorer()
+    other.name, other.version = name, version
+    resumed = ScoringService(buffer, other, backend="sync")
+    resumed.load_state_dict(through_a_file(service.state_dict()))
+    assert check_counts(resumed)["scored"] == service.stats()["scored"]
+    warnings = warnings_in(caplog)
+    assert len(warnings) == warned
+    assert all(f"scorer {name!r} {version!r} goes on where 'good' '1' left off" in warning for warning in warnings)
+
+
+def test_a_state_from_before_scorers_were_noted_is_read_without_a_warning(caplog: pytest.LogCaptureFixture):
+    service = ScoringService(make_buffer(), GoodScorer(), backend="sync")
+    state = service.state_dict()
+    del state["scorer"]
+    service.load_state_dict(state)
+    assert not warnings_in(caplog)
+
+
+def test_a_run_without_a_single_score_ends_with_one_loud_line(caplog: pytest.LogCaptureFixture):
+    buffer, episodes = make_buffer(), Episodes()
+    service = ScoringService(buffer, TroubledScorer(Trouble("raise")), backend="sync")
+    episodes.clips(buffer, 5)
+    service.poll(0)
+    caplog.clear()
+    service.close()
+    service.close()
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert "scorer 'troubled': NO CLIP WAS EVER SCORED" in record.getMessage()
+    assert "uniform replay" in record.getMessage()
+
+
+@pytest.mark.parametrize("clips", [0, 5])
+def test_a_run_with_scores_or_without_clips_ends_quietly(clips: int, caplog: pytest.LogCaptureFixture):
+    buffer, episodes = make_buffer(), Episodes()
+    service = ScoringService(buffer, GoodScorer(), backend="sync")
+    episodes.clips(buffer, clips)
+    service.poll(0)
+    service.close()
+    assert not warnings_in(caplog)
 
 
 def test_close_may_be_repeated_and_puts_clips_in_flight_back():

@@ -87,6 +87,23 @@ class ScoreControl(Protocol):
         ...
 
 
+def identity(scorer: Scorer) -> tuple[str, str]:
+    """Returns a scorer's name and version, by which its scores are told from others'.
+
+    Raises:
+        ScorerError: one of them is missing, empty or no text.
+    """
+    name, version = getattr(scorer, "name", None), getattr(scorer, "version", None)
+    for what, value in (("name", name), ("version", version)):
+        if not isinstance(value, str) or not value:
+            kind = type(scorer)
+            raise ScorerError(
+                f'scorer class {kind.__module__}.{kind.__qualname__} needs a {what}: add {what} = "…" to it (its '
+                f"{what} is {value!r}). Name and version tell its scores from others' in the cache"
+            )
+    return name, version
+
+
 def checked_scores(scorer: Scorer, clips: ClipBatch) -> NDArray[np.float32]:
     """Asks a scorer and checks the form of its answer.
 

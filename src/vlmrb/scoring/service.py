@@ -19,7 +19,7 @@ from vlmrb.scoring.config import ScoringConfig
 from vlmrb.scoring.meter import ScoringMeter
 from vlmrb.scoring.policy import make_policy
 from vlmrb.scoring.process import ProcessBackend
-from vlmrb.scoring.scorer import ScoreControl, Scorer, ScorerError
+from vlmrb.scoring.scorer import ScoreControl, Scorer, ScorerError, identity
 
 if TYPE_CHECKING:
     from vlmrb.replay.buffer import VLMReplayBuffer
@@ -52,7 +52,8 @@ class ScoringService:
         **settings: see `ScoringConfig`.
 
     Raises:
-        ScorerError: the scorer cannot be set up (``sync``) or sent to its process (``process``).
+        ScorerError: the scorer has no name or version, or cannot be set up (``sync``) or sent to its process
+            (``process``).
         ValueError: a setting cannot work.
     """
 
@@ -67,6 +68,7 @@ class ScoringService:
         **settings: Any,
     ) -> None:
         self.config = ScoringConfig(**settings)
+        self._identity = identity(scorer)
         if buffer.clips is None:
             raise ValueError(f"scorer {scorer.name!r} has no clips to score: set replay.clip_length")
         if renderer is None and scorer.needs != "snapshots":
@@ -148,6 +150,11 @@ class ScoringService:
             for content in contents:
                 self._queue.put_back(content)
         self._in_flight.clear()
+        if self._counts.emitted and not self._counts.scored:
+            logger.error(
+                "scorer %r: NO CLIP WAS EVER SCORED (of %d; %d batches failed): as to scores, this was uniform replay",
+                *(self.scorer.name, self._counts.emitted, self._counts.failures),
+            )
 
     # Monitoring and persistence
 
@@ -186,6 +193,7 @@ class ScoringService:
         policy, control = self._queue.policy, self.control
         return {
             "schema": SCHEMA,
+            "scorer": self._identity,
             "waiting": torch.tensor(rows, dtype=torch.int64).reshape(-1, 3),  # clip id, completed at, attempts
             "meter": self._meter.state_dict(),
             "policy": {"name": policy.name, "state": policy.state_dict()},
@@ -196,15 +204,23 @@ class ScoringService:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes up where ``state`` was saved, in a new service on a buffer that has been restored already.
 
+        Another scorer may take over from the one that was saved, with a warning.
+
         Raises:
             ValueError: the state is of another schema, policy or control; nothing is changed then.
         """
         if state["schema"] != SCHEMA:
             raise ValueError(f"scoring state of schema {state['schema']}, this version reads {SCHEMA}")
-        for what, ours in (("policy", self._queue.policy), ("control", self.control)):
-            saved, name = state[what] and state[what]["name"], ours and ours.name
+        for what, part in (("policy", self._queue.policy), ("control", self.control)):
+            saved, name = state[what] and state[what]["name"], part and part.name
             if saved != name:
                 raise ValueError(f"scoring state was saved with scoring.{what} {saved}, not {name}")
+        saved = state.get("scorer", self._identity)  # absent from states saved before scorers were noted
+        if saved != self._identity:
+            logger.warning(
+                "scorer %r %r goes on where %r %r left off: the buffer holds scores of both until it is overwritten",
+                *(*self._identity, *saved),
+            )
         self._queue.policy.load_state_dict(state["policy"]["state"])
         if self.control is not None:
             self.control.load_state_dict(state["control"]["state"])
