@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vlmrb.scoring.clips import Renderer
 
 SuccessTest = Callable[[dict[str, Any], float, bool, bool], bool]
-"""Called as ``(info, reward, terminated, truncated)`` after every step; an episode succeeds if one of its steps does."""
+"""``(info, reward, terminated, truncated) → bool``, after every step; an episode succeeds if one of its steps does."""
 
 _SCHEMA: Final = 1
 _SEEDS: Final = 2**31 - 1  # what every Gymnasium environment takes as a seed
