@@ -228,7 +228,7 @@ def test_a_sync_scorer_whose_setup_fails_ends_the_run_before_it_begins(kind: str
         ("shape", r"returned shape \(16, 2\)"),
         ("range", "returned 1.5 for 16 of 16 clips"),
         ("none", r"returned shape \(\)"),
-        ("text", "returned a list that is no array of numbers"),
+        ("text", "returned a list that is no array of real numbers"),
     ],
 )
 def test_an_answer_of_the_wrong_form_ends_the_run_in_one_readable_line(backend: str, kind: str, complaint: str):

@@ -120,11 +120,15 @@ def checked_scores(scorer: Scorer, clips: ClipBatch) -> NDArray[np.float32]:
     """
     answer = scorer.score(clips)
     name, expected = f"scorer {scorer.name!r}", f"expected float32[{len(clips)}] in [0, 1], one score per clip"
+    plain = _without_tensors(answer)
     try:
-        scores = np.asarray(answer, dtype=np.float32)
+        numbers = np.asarray(plain)
+        if np.iscomplexobj(numbers):  # NumPy would drop the imaginary part
+            raise TypeError("complex numbers have no place in [0, 1]")
+        scores = numbers.astype(np.float32)
     except (TypeError, ValueError) as error:
         raise ScorerError(
-            f"{name} returned a {type(answer).__name__} that is no array of numbers; {expected}"
+            f"{name} returned a {type(answer).__name__} that is no array of real numbers; {expected}"
         ) from error
     if scores.shape != (len(clips),):
         raise ScorerError(f"{name} returned shape {scores.shape}; {expected}")
@@ -132,3 +136,13 @@ def checked_scores(scorer: Scorer, clips: ClipBatch) -> NDArray[np.float32]:
     if bad.any():
         raise ScorerError(f"{name} returned {scores[bad][0]} for {bad.sum()} of {len(clips)} clips; {expected}")
     return scores
+
+
+def _without_tensors(answer: Any) -> Any:
+    """Turns torch tensors, alone or listed, into arrays: NumPy takes none with a graph, from a GPU or of bfloat16."""
+    if isinstance(answer, list | tuple):
+        return [_without_tensors(part) for part in answer]
+    if not callable(getattr(answer, "detach", None)):  # asked this way, as scoring processes need not have torch loaded
+        return answer
+    tensor = answer.detach().cpu()
+    return np.asarray(tensor.float() if tensor.is_floating_point() else tensor)
