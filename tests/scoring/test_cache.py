@@ -202,8 +202,27 @@ for n in range(10**9):
 
 
 class TestTrouble:
-    @pytest.mark.parametrize("content", [b"not a database at all" * 100, b"SQLite format 3\x00" + b"\xff" * 5000])
-    def test_a_damaged_file_is_kept_under_another_name(self, file, content, caplog):
+    @pytest.mark.parametrize("content", [b'{"seed": 1}', b"SQLite", b"\0" * 5000])
+    def test_a_file_of_another_kind_is_refused_and_left_alone(self, tmp_path, content):
+        file = tmp_path / "settings.json"
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=r"scoring\.cache=.*settings\.json is a file of another kind") as error:
+            ScoreCache(file)
+        assert "\n" not in str(error.value)
+        assert list(tmp_path.iterdir()) == [file]
+        assert file.read_bytes() == content
+
+    def test_an_empty_file_becomes_a_cache(self, file):
+        file.touch()
+        cache = ScoreCache(file)
+        cache.put_many([key_of(1)], scores_of(0.25))
+        cache.close()
+        assert file.read_bytes().startswith(b"SQLite")
+        assert not files_beside(file)
+
+    @pytest.mark.parametrize("rest", [b"\xff" * 5000, b""], ids=["garbled", "cut off"])
+    def test_a_damaged_file_is_kept_under_another_name(self, file, rest, caplog):
+        content = b"SQLite format 3\x00" + rest
         file.write_bytes(content)
         with caplog.at_level(logging.WARNING):
             cache = ScoreCache(file)
@@ -289,12 +308,12 @@ class TestTrouble:
 
     def test_a_place_that_cannot_be_written_is_one_readable_line(self, tmp_path):
         (tmp_path / "taken").write_text("a file where a folder should be")
-        with pytest.raises(OSError, match="taken") as error:
+        with pytest.raises(OSError, match=r"scoring\.cache cannot be used .*taken") as error:
             ScoreCache(tmp_path / "taken" / "scores.sqlite")
         assert "\n" not in str(error.value)
         (tmp_path / "folder.sqlite").mkdir()
         (tmp_path / "folder.sqlite" / "scores.sqlite").mkdir()
-        with pytest.raises(OSError, match="score cache cannot be opened") as error:
+        with pytest.raises(OSError, match=r"scoring\.cache cannot be opened") as error:
             ScoreCache(tmp_path / "folder.sqlite")
         assert "\n" not in str(error.value)
 

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 SCHEMA = 1  # stored in the file's user_version; a file of another schema is set aside like a damaged one
 KEY_BYTES = 16
+_HEADER = b"SQLite format 3\0"  # the first bytes of every SQLite file
 _BATCH = 500  # keys in one SELECT, below SQLite's oldest limit of 999 variables
 
 
@@ -37,7 +38,7 @@ class ScoreCache:
     snapshots, so nothing needs rendering to ask. The file is an SQLite database with a write-ahead log: a process
     killed at any moment loses at most the last answers, and several runs may share it. A cache never ends a run: if
     the disk is full or the file turns out damaged, it says so once, counts it and goes on in memory; a damaged file
-    is renamed, never deleted.
+    is renamed, never deleted. A file that is no SQLite database to begin with is somebody else's and left alone.
 
     Args:
         path: a file, or a folder in which ``scores.sqlite`` is kept; ``None`` keeps scores in memory only.
@@ -45,7 +46,7 @@ class ScoreCache:
             is not bounded, since its answers may have been paid for; about 50 bytes each.
 
     Raises:
-        ValueError: ``max_entries`` is below 1.
+        ValueError: ``max_entries`` is below 1, or the file is no SQLite database.
         OSError: the file cannot be created, opened or written.
     """
 
@@ -234,15 +235,24 @@ def _open(path: Path) -> sqlite3.Connection:
     """Opens or makes the file; a damaged one or one of another schema is set aside.
 
     Raises:
+        ValueError: the file is no SQLite database.
         OSError: the file cannot be created, opened or written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_file():
+            with path.open("rb") as file:
+                start = file.read(len(_HEADER))
+            if start not in (b"", _HEADER):  # SQLite may leave an empty file behind before it first writes
+                raise ValueError(f"scoring.cache={path} is a file of another kind: name a new file or a folder")
         return _connect(path)
+    except OSError as error:
+        reason = f"scoring.cache cannot be used ({error.strerror})"
+        raise OSError(error.errno, reason, error.filename or str(path)) from error
     except sqlite3.Error as error:
         if _is_damaged(error):
             return _start_afresh(path, error)
-        raise OSError(errno.EIO, f"score cache cannot be opened ({error})", str(path)) from error
+        raise OSError(errno.EIO, f"scoring.cache cannot be opened ({error})", str(path)) from error
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -280,4 +290,4 @@ def _start_afresh(path: Path, reason: sqlite3.Error) -> sqlite3.Connection:
     try:
         return _connect(path)
     except sqlite3.Error as error:
-        raise OSError(errno.EIO, f"score cache cannot be created ({error})", str(path)) from error
+        raise OSError(errno.EIO, f"scoring.cache cannot be created ({error})", str(path)) from error
