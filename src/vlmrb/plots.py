@@ -81,6 +81,8 @@ def plot_learning_curves(
 ) -> None:
     """Draws one line per label, the mean over its seeds, within a 95 % confidence band where there are several seeds.
 
+    A line below the axis says so, and how many seeds there are.
+
     Args:
         curves: label → one curve per seed: env steps ``[K]`` and values ``[K]``.
         path: the picture; its suffix says which kind (``.png``, ``.svg``, ``.pdf``).
@@ -112,9 +114,10 @@ def plot_learning_curves(
         axes.set_ylim(bounds[0] - margin, bounds[1] + margin)
     axes.set_xlim(left=0)
     axes.set_xlabel("env steps")
+    figure.supxlabel(_caption([len(seeds) for seeds in curves.values()]), fontsize="small", color="#606060")
     axes.set_ylabel(ylabel)
     axes.set_title(title)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
     axes.grid(color="#e4e4e4", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -123,7 +126,15 @@ def plot_learning_curves(
     figure.savefig(path, dpi=144)
 
 
-def _short(value: float) -> str:
+def _caption(counts: Sequence[int]) -> str:
+    if max(counts) == 1:
+        return "one run each"
+    seeds = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    return f"line: mean of {seeds} seeds; band: 95 % interval of the mean (Student's t)"
+
+
+def short_number(value: float) -> str:
+    """Writes 240000 as 240K."""
     for size, unit in ((1e6, "M"), (1e3, "K")):
         if abs(value) >= size:
             return f"{value / size:g}{unit}"

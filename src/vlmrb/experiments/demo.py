@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlmrb.experiments.run import Cell, curve_of
+from vlmrb.experiments.cells import Cell, last_line, move_aside
+from vlmrb.experiments.children import Children
 
 CONFIG = Path("configs/quickstart.yaml")
 SCHEMES = {"VLM-RB (sprites)": Path("configs/replay/vlm.yaml"), "uniform replay": Path("configs/replay/uniform.yaml")}
@@ -25,6 +24,7 @@ def demo(seed: int = 0, out: str = "runs/demo", overrides: Sequence[str] = ()) -
         out: folder of the VLM-RB run; the uniform run goes into ``uniform/`` below it.
         overrides: further `vlmrb fit` options for both runs.
     """
+    from vlmrb.experiments.results import curve_of
     from vlmrb.plots import plot_learning_curves
 
     folder = Path(out)
@@ -33,34 +33,34 @@ def demo(seed: int = 0, out: str = "runs/demo", overrides: Sequence[str] = ()) -
         Cell(CONFIG, overlay, seed, run_dir, tuple(overrides))
         for overlay, run_dir in zip(SCHEMES.values(), folders, strict=True)
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    commands = [
-        [sys.executable, "-m", "vlmrb.cli", *cell.command[1:], "--resume", "false", "--overwrite", "true"]
-        for cell in cells
-    ]
+    commands = [[*cell.command[1:], "--resume", "false", "--overwrite", "true"] for cell in cells]
     print(f"DQN on DoorKey-6x6 with VLM-RB (shown) and with uniform replay (log in {folders[1]}/log.txt), seed {seed}")
+    sys.stdout.flush()
     # The first run makes room for itself before the second writes below it.
     if folder.exists():
-        _move_aside(folder)
+        move_aside(folder)
     folders[1].mkdir(parents=True)
-    with (folders[1] / "log.txt").open("w") as log:
-        beside = subprocess.Popen(
-            commands[1], stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment
-        )
-        try:
-            code = subprocess.run(commands[0], env=environment, check=False).returncode
-            code = beside.wait() or code
-        except BaseException:
-            beside.terminate()
-            beside.wait()
-            raise
-    if code:
-        print(f"a run failed; its last lines:\n{_tail(folders[1] / 'log.txt')}", file=sys.stderr)
-        return code
-    plot_learning_curves(
-        {label: [curve_of(cell)] for label, cell in zip(SCHEMES, cells, strict=True)}, folder / "curves.png"
-    )
+    with (folders[1] / "log.txt").open("w") as log, Children() as children:
+        children.start(commands[1], log)
+        shown = children.start(commands[0])
+        failed = []
+        while ended := children.wait():
+            failed += [child for child in ended if child.returncode != 0]
+            if failed:
+                children.stop()  # one curve alone compares nothing
+    if children.signal is not None:
+        print(f"interrupted; what there is lies in {folder}", file=sys.stderr)
+        return children.exit_code
+    if failed:
+        reason = "see above" if failed[0] is shown else f"{last_line(folders[1] / 'log.txt')} ({folders[1]}/log.txt)"
+        print(f"the {'VLM-RB' if failed[0] is shown else 'uniform'} run failed: {reason}", file=sys.stderr)
+        return 1
     summary, uniform = (json.loads((run_dir / "summary.json").read_text()) for run_dir in folders)
+    plot_learning_curves(
+        {label: [curve_of(cell)] for label, cell in zip(SCHEMES, cells, strict=True)},
+        folder / "curves.png",
+        title=summary["env"],
+    )
     print(
         f"""
 VLM-RB:  success {summary["success"]:.2f} (mean of the last three evaluations), best {summary["best_success"]:.2f}
@@ -73,12 +73,3 @@ all numbers       {folder}/summary.json, evaluations.csv, metrics.csv
 TensorBoard       .venv/bin/tensorboard --logdir {folder}"""
     )
     return 0
-
-
-def _move_aside(folder: Path) -> None:
-    number = next(n for n in range(1, 10_000) if not folder.with_name(f"{folder.name}.old{n}").exists())
-    folder.rename(folder.with_name(f"{folder.name}.old{number}"))
-
-
-def _tail(path: Path, lines: int = 5) -> str:
-    return "\n".join(path.read_text().splitlines()[-lines:])

@@ -1,0 +1,100 @@
+"""Runs beside each other, each in a process of its own, that stop when the process above them is told to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import IO, Any
+
+POLL_S = 0.1
+
+
+class Children:
+    """A context in which `vlmrb` processes run, and by the end of which none of them is left.
+
+    SIGTERM and Ctrl-C are handed on as SIGTERM, on which `vlmrb fit` saves and exits. (After Ctrl-C in a terminal the
+    children have a SIGINT of their own already; a second one would make them stop unsaved, a SIGTERM does nothing.)
+    A second Ctrl-C raises `KeyboardInterrupt`, and an exception kills what still runs.
+
+    Attributes:
+        signal: what this process was told first; ``None`` while it was told nothing.
+    """
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._told: set[int] = set()
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Children:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # A shell starts background jobs with SIGINT ignored: they must not mind their neighbour's Ctrl-C.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in self._running:
+            child.kill()
+            child.wait()
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    @property
+    def exit_code(self) -> int:
+        """This process's exit code by shell convention: 143 after SIGTERM, 130 after Ctrl-C, otherwise 0."""
+        return 0 if self.signal is None else 128 + self.signal
+
+    def start(self, arguments: Sequence[str], output: IO[Any] | None = None) -> subprocess.Popen[bytes]:
+        """Starts ``vlmrb`` on one core.
+
+        Args:
+            arguments: those of ``vlmrb``, the verb first.
+            output: where stdout and stderr go, with nothing on stdin; ``None`` leaves all three as they are here.
+        """
+        child = subprocess.Popen(
+            [sys.executable, "-m", "vlmrb.cli", *arguments],
+            stdin=None if output is None else subprocess.DEVNULL,
+            stdout=output,
+            stderr=None if output is None else subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+        )
+        self._running.append(child)
+        return child
+
+    def wait(self) -> list[subprocess.Popen[bytes]]:
+        """Waits until at least one child has ended; returns those that have, none if none was running."""
+        while self._running:
+            if self.signal is not None:
+                self.stop()
+            if ended := [child for child in self._running if child.poll() is not None]:
+                self._running = [child for child in self._running if child not in ended]
+                return ended
+            time.sleep(POLL_S)
+        return []
+
+    def stop(self) -> None:
+        """Asks all that run to save and exit; asks each of them once."""
+        for child in self._running:
+            if child.pid not in self._told:
+                self._told.add(child.pid)
+                child.terminate()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is None:
+            self.signal = signal.Signals(number)
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+
+
+def was_interrupted(exit_code: int) -> bool:
+    """Says whether a run's exit code is that of one which was told to stop, while training or before."""
+    return exit_code in (128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT)

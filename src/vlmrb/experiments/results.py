@@ -1,0 +1,141 @@
+"""From the runs of a sweep to results.csv, table.csv and curves.png; docs/sweeps.md explains every column."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmrb.experiments.cells import Cell
+from vlmrb.plots import plot_learning_curves, short_number
+
+THRESHOLDS = ("0.5", "0.8", "0.9")
+MEANS = ("success", "best_success", "area", *(f"steps_to_{threshold}" for threshold in THRESHOLDS))
+RESULT_FIELDS = ("scheme", "seed", "status", "env_step", "success")
+TABLE_FIELDS = (
+    *("scheme", "seeds_started", "seeds_finished"),
+    *(f"{name}{part}" for name in MEANS[:3] for part in ("", "_low", "_high")),
+    *(
+        f"{name}_{threshold}{part}"
+        for threshold in THRESHOLDS
+        for name, part in (("steps_to", ""), ("steps_to", "_low"), ("steps_to", "_high"), ("reached", ""))
+    ),
+    "wall_s",
+)
+
+
+def curve_of(cell: Cell) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns a cell's evaluations so far: env steps and success, ``float64[n]`` each."""
+    path = cell.folder / "evaluations.csv"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    if lines and not lines[-1].endswith("\n"):  # being written, or left behind by a killed process
+        lines.pop()
+    rows = list(csv.DictReader(lines))
+    return np.array([float(r["env_step"]) for r in rows]), np.array([float(r["eval/success"]) for r in rows])
+
+
+def confidence_interval(values: Sequence[float], resamples: int = 10_000) -> tuple[float, float]:
+    """Returns the 95 % percentile bootstrap interval of the mean."""
+    rng = np.random.default_rng(0)
+    means = rng.choice(np.asarray(values, float), (resamples, len(values))).mean(1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def write_results(cells: Sequence[Cell], out: Path) -> None:
+    """Writes ``results.csv`` (every evaluation), ``table.csv`` (per scheme) and ``curves.png``; prints the table."""
+    schemes = {label: [cell for cell in cells if cell.label == label] for label in (cell.label for cell in cells)}
+    _write_csv(out / "results.csv", RESULT_FIELDS, [row for cell in cells for row in _result_rows(cell)])
+    table = [table_row(label, members) for label, members in schemes.items()]
+    _write_csv(out / "table.csv", TABLE_FIELDS, table)
+    print("\n" + format_table(table) + "\n")
+    finished = {label: [cell for cell in members if cell.finished] for label, members in schemes.items()}
+    finished = {label: members for label, members in finished.items() if members}
+    if finished:
+        curves = {label: [curve_of(cell) for cell in members] for label, members in finished.items()}
+        first = next(iter(finished.values()))[0].summary or {}  # all share the configuration
+        plot_learning_curves(curves, out / "curves.png", title=f"{first['env']}, {first['algorithm']}")
+        print(f"learning curves   {out}/curves.png")
+    else:
+        print("no run has finished: there are no curves to draw yet")
+    print(f"per scheme        {out}/table.csv\nevery evaluation  {out}/results.csv")
+
+
+def table_row(label: str, cells: Sequence[Cell]) -> dict[str, Any]:
+    """Summarises the finished runs of one scheme.
+
+    A run that never reached a threshold counts as its whole budget, as in the paper's tables, if another did; where
+    none did there is no number. One run alone has no interval.
+
+    Returns:
+        A row of ``TABLE_FIELDS``; what cannot be said is missing.
+    """
+    finished = [(cell, summary) for cell in cells if (summary := cell.summary) is not None and summary["finished"]]
+    row: dict[str, Any] = {"scheme": label, "seeds_started": len(cells), "seeds_finished": len(finished)}
+    if not finished:
+        return row
+    summaries = [summary for _, summary in finished]
+    values = {name: [summary[name] for summary in summaries] for name in ("success", "best_success")}
+    values["area"] = [float(np.trapezoid(y, x) / x[-1]) for x, y in (curve_of(cell) for cell, _ in finished)]
+    for threshold in THRESHOLDS:
+        reached = [summary["env_steps_to"][threshold] for summary in summaries]
+        row[f"reached_{threshold}"] = sum(step is not None for step in reached)
+        if row[f"reached_{threshold}"]:
+            budgets = [summary["env_steps"] for summary in summaries]
+            values[f"steps_to_{threshold}"] = [
+                budget if step is None else step for step, budget in zip(reached, budgets, strict=True)
+            ]
+    for name, numbers in values.items():
+        digits = 0 if name.startswith("steps") else 3
+        row[name] = _rounded(float(np.mean(numbers)), digits)
+        if len(numbers) > 1:
+            low, high = confidence_interval(numbers)
+            row |= {f"{name}_low": _rounded(low, digits), f"{name}_high": _rounded(high, digits)}
+    row["wall_s"] = round(float(np.mean([summary["wall_s"] for summary in summaries])), 1)
+    return row
+
+
+def format_table(table: Sequence[Mapping[str, Any]]) -> str:
+    """Returns what matters most of a table, in aligned columns."""
+    lines = [("scheme", "seeds finished", "final success", "steps to 0.8", "steps to 0.9")]
+    for row in table:
+        success = "-"
+        if "success" in row:
+            success = f"{row['success']:.2f}"
+            if "success_low" in row:
+                success += f" [{row['success_low']:.2f}, {row['success_high']:.2f}]"
+        seeds = f"{row['seeds_finished']} of {row['seeds_started']}"
+        lines.append((row["scheme"], seeds, success, _steps(row, "0.8"), _steps(row, "0.9")))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def _steps(row: Mapping[str, Any], threshold: str) -> str:
+    reached, runs = row.get(f"reached_{threshold}"), row["seeds_finished"]
+    if not runs:
+        return "-"
+    if not reached:
+        return "never"
+    steps = short_number(float(f"{row[f'steps_to_{threshold}']:.3g}"))
+    return steps if reached == runs else f">{steps} ({reached} of {runs} seeds)"
+
+
+def _result_rows(cell: Cell) -> list[dict[str, Any]]:
+    head = {"scheme": cell.label, "seed": cell.seed, "status": cell.status}
+    curve = zip(*curve_of(cell), strict=True)
+    return [{**head, "env_step": int(step), "success": success} for step, success in curve] or [head]
+
+
+def _rounded(value: float, digits: int) -> float:
+    return round(value, digits) if digits else round(value)
+
+
+def _write_csv(path: Path, fields: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fields)
+        writer.writeheader()
+        writer.writerows(rows)
