@@ -59,6 +59,14 @@ def test_summary_repeats_what_was_measured(run_dir: Path) -> None:
     assert summary["versions"]["torch"].startswith("2.14")
 
 
+def test_every_field_of_the_summary_is_documented(run_dir: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text().partition("## The run in short")[2]
+    documented = {
+        name for line in text.splitlines() if line.startswith("| `") for name in line.split("|")[1].split("`")[1::2]
+    }
+    assert documented == set(json.loads((run_dir / "summary.json").read_text()))
+
+
 def test_an_episode_is_filmed_now_and_then_and_at_the_end(run_dir: Path) -> None:
     films = sorted(path.name for path in (run_dir / "clips").glob("*evaluation.gif"))
     assert films == [f"step_{step:08d}_evaluation.gif" for step in (0, 600, 800)]
