@@ -39,6 +39,14 @@ class NaNScorer(Scorer):
         return np.full(len(clips), np.nan, np.float32)
 
 
+class ExitingScorer(Scorer):
+    name = "exiting"
+    version = "1"
+
+    def score(self, clips: ClipBatch) -> NDArray[np.float32]:
+        sys.exit(0)
+
+
 class After(Callback):
     """Does something after 5 batches, once a scorer process is there."""
 
@@ -132,6 +140,18 @@ def test_a_scorer_that_breaks_its_contract_ends_the_run_with_its_name(tmp_path: 
     with pytest.raises(ScorerError, match="scorer 'not a number' returned nan"):
         fit(tmp_path, callback)
     check_counts(callback.module)
+
+
+@pytest.mark.parametrize("backend", ["sync", "thread"])
+def test_a_scorer_that_calls_exit_does_not_end_the_run_which_says_at_its_end_that_nothing_was_scored(
+    tmp_path: Path, backend: str, caplog: pytest.LogCaptureFixture
+):
+    module = fit(tmp_path, ScoringCallback(ExitingScorer(), backend=backend))
+    assert module.env_steps == 1280
+    assert check_counts(module)["scored"] == 0
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(errors) == 1
+    assert "scorer 'exiting': NO CLIP WAS EVER SCORED" in errors[0]
 
 
 def test_a_scheme_that_reads_scores_is_refused_without_a_scorer(tmp_path: Path):

@@ -93,15 +93,15 @@ def identity(scorer: Scorer) -> tuple[str, str]:
     Raises:
         ScorerError: one of them is missing, empty or no text.
     """
-    name, version = getattr(scorer, "name", None), getattr(scorer, "version", None)
-    for what, value in (("name", name), ("version", version)):
+    for what in ("name", "version"):
+        value = getattr(scorer, what, None)
         if not isinstance(value, str) or not value:
             kind = type(scorer)
             raise ScorerError(
                 f'scorer class {kind.__module__}.{kind.__qualname__} needs a {what}: add {what} = "…" to it (its '
                 f"{what} is {value!r}). Name and version tell its scores from others' in the cache"
             )
-    return name, version
+    return scorer.name, scorer.version
 
 
 def checked_scores(scorer: Scorer, clips: ClipBatch) -> NDArray[np.float32]:
