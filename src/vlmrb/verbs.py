@@ -29,7 +29,7 @@ def evaluate(
     """
     from vlmrb.algorithms.base import OffPolicyModule
     from vlmrb.evaluation import evaluate as play
-    from vlmrb.media import encode_gif
+    from vlmrb.media import encode_gif, enlarge
 
     module = OffPolicyModule.from_checkpoint(ckpt)
     result = play(module, module.env, episodes=episodes, seed=seed, epsilon=epsilon, video=video, frame_size=frame_size)
@@ -48,7 +48,7 @@ def evaluate(
     }
     if result.video is not None:
         gif = folder / "evaluation.gif"
-        gif.write_bytes(encode_gif(result.video, fps=8))
+        gif.write_bytes(encode_gif(enlarge(result.video), fps=8))
         report["video"] = str(gif)
     (folder / "evaluation.json").write_text(json.dumps(report, indent=2) + "\n")
     sys.stdout.write(json.dumps(report, indent=2) + "\n")

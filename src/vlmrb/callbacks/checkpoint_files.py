@@ -166,7 +166,7 @@ def read_reference(checkpoint: Path) -> Reference | None:
     """Returns how a `.ckpt` names its side-car; ``None`` if it was saved without one.
 
     Raises:
-        CheckpointError: the `.ckpt` cannot be read, or is none of ours.
+        CheckpointError: the `.ckpt` cannot be read.
     """
     return _read(checkpoint).get(REFERENCE_KEY)
 
@@ -177,7 +177,10 @@ def read_env_steps(checkpoint: Path) -> int:
     Raises:
         CheckpointError: the `.ckpt` cannot be read, or is none of ours.
     """
-    return _read(checkpoint)["vlmrb"]["env_steps"]
+    state = _read(checkpoint).get("vlmrb", {})
+    if "env_steps" not in state:
+        raise CheckpointError(f"{checkpoint} is no checkpoint of vlmrb")
+    return state["env_steps"]
 
 
 def _read(checkpoint: Path) -> dict[str, Any]:
@@ -185,7 +188,7 @@ def _read(checkpoint: Path) -> dict[str, Any]:
         content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{checkpoint} is no readable checkpoint ({type(error).__name__})") from error
-    if not isinstance(content, dict) or "env_steps" not in content.get("vlmrb", {}):
+    if not isinstance(content, dict):
         raise CheckpointError(f"{checkpoint} is no checkpoint of vlmrb")
     return content
 

@@ -86,7 +86,7 @@ class MonitoringCallback(Callback):
     Args:
         every_n_env_steps: env steps between two rows of metrics. Lower → finer curves, more noise in each point.
         clips_every_n_env_steps: env steps between two pairs of GIFs; ``null`` draws none.
-        clip_frame_size: upper bound of the GIFs' height and width, in pixels.
+        clip_frame_size: upper bound of the rendered frames, in pixels; small ones are enlarged for the eye.
     """
 
     def __init__(
