@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from scipy.stats import t
 
-from vlmrb.plots import confidence_band, plot_learning_curves, student_t
+from vlmrb.plots import confidence_band, plot_learning_curves, short_number, student_t
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 4, 9, 30, 31, 60, 500])
@@ -70,3 +70,24 @@ def test_plot_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no curves"):
         plot_learning_curves({}, tmp_path / "curve.png")
     assert not (tmp_path / "curve.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("seeds", "words"),
+    [
+        ([5, 5], "mean of 5 seeds; band: 95 % interval of the mean (Student's t)"),
+        ([3, 5], "mean of 3 to 5 seeds"),
+        ([1, 1], "one run each"),
+    ],
+)
+def test_picture_says_what_line_and_band_are(tmp_path: Path, seeds: list[int], words: str) -> None:
+    curves = {str(number): [([0, 10], [0.0, 1.0])] * count for number, count in enumerate(seeds)}
+    plot_learning_curves(curves, tmp_path / "curve.svg", title="World-v0")
+    picture = (tmp_path / "curve.svg").read_text()  # text is drawn as outlines, with what it says in a comment
+    assert words in picture
+    assert "World-v0" in picture
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0"), (950, "950"), (114_000, "114K"), (1_160_000, "1.16M")])
+def test_numbers_are_shortened(value: float, text: str) -> None:
+    assert short_number(value) == text
