@@ -214,7 +214,8 @@ def test_a_signal_to_the_whole_program_leaves_no_scorer_running(tmp_path: Path, 
         [sys.executable, *command], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     deadline = time.monotonic() + 120
-    while not (scorers := scoring_processes(program.pid)) or not (tmp_path / "run" / "metrics.csv").exists():
+    # The settings are written with the first batch, by when the program has taken over the signals.
+    while not (scorers := scoring_processes(program.pid)) or not (tmp_path / "run" / "config.yaml").exists():
         assert time.monotonic() < deadline
         assert program.poll() is None
         time.sleep(0.1)
