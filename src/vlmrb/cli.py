@@ -119,8 +119,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:
         return VERBS[verb](args)
-    except KeyboardInterrupt:
-        print(f"vlmrb {verb}: interrupted", file=sys.stderr)
+    except (KeyboardInterrupt, SystemExit) as error:
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, KeyboardInterrupt):
+            raise
+        print(f"vlmrb {verb}: interrupted", file=sys.stderr)  # Lightning turns Ctrl-C into an exit with code 1
         return 130
     except Exception as error:
         if os.environ.get("VLMRB_DEBUG"):
