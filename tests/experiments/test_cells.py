@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -81,13 +82,10 @@ def test_exit_code_decides_what_an_unfinished_cell_is_called(tmp_path: Path, cod
     assert cell.status == status
 
 
-def test_run_killed_before_its_first_checkpoint_is_moved_aside_and_forgotten(tmp_path: Path) -> None:
+def test_copy_of_a_cell_under_another_name_is_no_cell(tmp_path: Path) -> None:
     cell = make_cell(tmp_path / "sweep")
-    train(cell, [0.0], finished=False, exit_code=-9)
-    (cell.folder / "checkpoints" / "last.ckpt").unlink()
-    cell.record_start()
-    assert not cell.holds_run
-    assert (tmp_path / "sweep" / "uniform" / "seed_0.old1" / "evaluations.csv").exists()
+    train(cell, [0.0, 1.0, 1.0])
+    shutil.copytree(cell.folder, cell.folder.with_name("seed_0.old1"))
     assert recorded_cells(tmp_path / "sweep") == [cell]
 
 

@@ -82,12 +82,7 @@ class Cell:
         return last_line(self.log)
 
     def record_start(self) -> None:
-        """Writes down what is about to run here.
-
-        A run that was killed before its first checkpoint cannot be gone on with; it is moved aside.
-        """
-        if self.holds_run and not (self.folder / "checkpoints" / "last.ckpt").exists():
-            move_aside(self.folder)
+        """Writes down what is about to run here."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._write_record(
             {
@@ -124,7 +119,7 @@ def recorded_cells(out: Path) -> list[Cell]:
     cells = []
     for path in out.glob(f"*/seed_*/{RECORD}"):
         record = _read_json(path)
-        if record is None or path.parent.name != f"seed_{record['seed']}":  # one that was moved aside
+        if record is None or path.parent.name != f"seed_{record['seed']}":  # such as a copy that somebody has kept
             continue
         overrides = tuple(record["settings"]["overrides"])
         cells.append(Cell(Path(record["config"]), Path(record["overlay"]), record["seed"], path.parent, overrides))
@@ -177,12 +172,6 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, ValueError):
         return None
     return content if isinstance(content, dict) else None
-
-
-def move_aside(folder: Path) -> None:
-    """Renames a folder to ``<name>.old1``, or the next number that is free."""
-    number = next(n for n in range(1, 10_000) if not folder.with_name(f"{folder.name}.old{n}").exists())
-    folder.rename(folder.with_name(f"{folder.name}.old{number}"))
 
 
 def last_line(path: Path) -> str:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlmrb.experiments.cells import Cell, last_line, move_aside
+from vlmrb.experiments.cells import Cell, last_line
 from vlmrb.experiments.children import Children
 
 CONFIG = Path("configs/quickstart.yaml")
@@ -38,7 +38,7 @@ def demo(seed: int = 0, out: str = "runs/demo", overrides: Sequence[str] = ()) -
     sys.stdout.flush()
     # The first run makes room for itself before the second writes below it.
     if folder.exists():
-        move_aside(folder)
+        _move_aside(folder)
     folders[1].mkdir(parents=True)
     with (folders[1] / "log.txt").open("w") as log, Children() as children:
         children.start(commands[1], log)
@@ -73,3 +73,8 @@ all numbers       {folder}/summary.json, evaluations.csv, metrics.csv
 TensorBoard       .venv/bin/tensorboard --logdir {folder}"""
     )
     return 0
+
+
+def _move_aside(folder: Path) -> None:
+    number = next(n for n in range(1, 10_000) if not folder.with_name(f"{folder.name}.old{n}").exists())
+    folder.rename(folder.with_name(f"{folder.name}.old{number}"))

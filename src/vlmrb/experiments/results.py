@@ -14,11 +14,10 @@ from vlmrb.experiments.cells import Cell
 from vlmrb.plots import plot_learning_curves, short_number
 
 THRESHOLDS = ("0.5", "0.8", "0.9")
-MEANS = ("success", "best_success", "area", *(f"steps_to_{threshold}" for threshold in THRESHOLDS))
 RESULT_FIELDS = ("scheme", "seed", "status", "env_step", "success")
 TABLE_FIELDS = (
     *("scheme", "seeds_started", "seeds_finished"),
-    *(f"{name}{part}" for name in MEANS[:3] for part in ("", "_low", "_high")),
+    *(f"{name}{part}" for name in ("success", "best_success", "area") for part in ("", "_low", "_high")),
     *(
         f"{name}_{threshold}{part}"
         for threshold in THRESHOLDS

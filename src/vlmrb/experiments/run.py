@@ -104,7 +104,7 @@ def _scheme_by_scheme(cells: Sequence[Cell], recorded: Sequence[Cell]) -> list[C
 
 def _run_all(todo: Sequence[Cell], total: int, jobs: int, children: Children) -> None:
     """Runs cells, ``jobs`` at a time, and says how each ended; starts no more when told to stop."""
-    print(f"{total} runs, {total - len(todo)} already finished", flush=True)
+    print(f"{total} run{'s' if total > 1 else ''}, {total - len(todo)} already finished", flush=True)
     start = time.perf_counter()
     waiting, running, done = list(todo), dict[subprocess.Popen[bytes], Cell](), 0
     while running or (waiting and children.signal is None):
@@ -117,8 +117,8 @@ def _run_all(todo: Sequence[Cell], total: int, jobs: int, children: Children) ->
             cell = running.pop(child)
             cell.record_end(child.returncode)
             done += 1
-            name = f"[{done}/{len(todo)}] {cell.label} seed {cell.seed}"
-            print(f"{name}: {_outcome(cell, child.returncode)}, {time.perf_counter() - start:.0f} s", flush=True)
+            name = f"[{done}/{len(todo)}, {time.perf_counter() - start:.0f} s] {cell.label} seed {cell.seed}"
+            print(f"{name}: {_outcome(cell, child.returncode)}", flush=True)
 
 
 def _outcome(cell: Cell, exit_code: int) -> str:
