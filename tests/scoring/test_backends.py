@@ -337,6 +337,15 @@ def launch(tmp_path: Path, rest: str) -> tuple[subprocess.Popen[str], int]:
     return program, int(program.stdout.readline() or 0)
 
 
+def rest_of(program: subprocess.Popen[str]) -> tuple[str, str]:
+    """Waits for the end; returns what is left of both streams (`communicate` would miss what `readline` read ahead)."""
+    assert program.stdout is not None
+    assert program.stderr is not None
+    out, error = program.stdout.read(), program.stderr.read()
+    program.wait(30)
+    return out, error
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_program_ended_by_a_signal_leaves_no_scorer_behind(number: signal.Signals, tmp_path: Path):
     program, pid = launch(tmp_path, "run(SlowScorer(3600), lambda backend: time.sleep(3600))")
@@ -413,13 +422,13 @@ if __name__ == "__main__":
     run(OwnScorer(), score)
 """,
     )
-    out, error = program.communicate(timeout=30)
+    out, error = rest_of(program)
     assert (out.strip(), program.returncode) == ("[0.]", 0), error
 
 
 def test_a_training_script_without_a_guard_is_told_so_instead_of_starting_itself_over_and_over(tmp_path: Path):
     program, _ = launch(tmp_path, "run(OwnScorer(), lambda backend: None)")
-    out, error = program.communicate(timeout=30)
+    out, error = rest_of(program)
     assert program.returncode != 0
     assert 'must guard its start with if __name__ == "__main__"' in error
     assert out == ""
