@@ -20,10 +20,10 @@ demo: $(RUN_READY) ## DoorKey-6x6 with VLM-guided replay beside uniform replay; 
 	$(BIN)/vlmrb demo
 
 test: $(DEV_READY) ## every test that needs no GPU, with line coverage
-	$(BIN)/python -m pytest -m "not gpu" --cov=vlmrb --cov-report=term:skip-covered $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto -m "not gpu" --cov=vlmrb --cov-report=term:skip-covered $(PYTEST_ARGS)
 
 test-fast: $(DEV_READY) ## the tests that take no more than a few seconds each
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto -m "not slow and not gpu" $(PYTEST_ARGS)
 
 test-gpu: $(DEV_READY) ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
