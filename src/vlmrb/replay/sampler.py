@@ -120,8 +120,14 @@ class MixtureSampler(PrioritizedSampler):
             priority: ``float64[K]``, finite and ≥ 0.
 
         Raises:
-            ValueError: a priority is negative or not finite.
+            IndexError: a slot is outside the tree, which would not notice.
+            ValueError: a priority is negative or not finite, or there are more or fewer than slots.
         """
+        if index.shape != priority.shape:
+            raise ValueError(f"expected one priority per slot, got {list(priority.shape)} for {list(index.shape)}")
+        # A negative slot is a huge unsigned one: both ends in one comparison.
+        if len(index) and index.view(np.uint64).max() >= self._max_capacity:
+            raise IndexError(f"slots from {index.min()} to {index.max()} are not all within [0, {self._max_capacity})")
         if len(priority) and not (priority.min() >= 0 and priority.max() < np.inf):
             raise ValueError("priorities must be finite and not negative")
         appeared, vanished = self._changes_of_sign(index, priority)
