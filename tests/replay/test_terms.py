@@ -78,8 +78,8 @@ class TestCompose:
             def log_priority(self, values):
                 return values + bad
 
-        with pytest.raises(ValueError, match=r"\['td', 'broken'\] gave a priority that is not finite"):
-            compose([TDTerm(), Broken()], {"td_error": np.ones(2), "x": np.ones(2)}, np.arange(2))
+        with pytest.raises(ValueError, match=r"me: priority term 'broken' gave a priority that is not finite"):
+            compose([TDTerm(), Broken()], {"td_error": np.ones(2), "x": np.ones(2)}, np.arange(2), source="me")
 
     def test_a_term_that_does_not_say_how_is_named(self):
         class Empty(PriorityTerm):

@@ -167,7 +167,7 @@ class AgeTerm(PriorityTerm):
 
 
 def compose(
-    terms: Sequence[PriorityTerm], columns: Mapping[str, NDArray], index: NDArray[np.int64]
+    terms: Sequence[PriorityTerm], columns: Mapping[str, NDArray], index: NDArray[np.int64], source: str = "compose"
 ) -> NDArray[np.float64]:
     """Multiplies the terms at some rows.
 
@@ -175,18 +175,21 @@ def compose(
         terms: the factors; none gives 1 everywhere.
         columns: column name → ``[capacity]``.
         index: ``int64[K]``.
+        source: who changed the columns, for error messages.
 
     Returns:
         ``float64[K]``: exactly 0, or within e^±345.
 
     Raises:
-        ValueError: a term returned NaN or +inf.
+        ValueError: a term returned NaN or +inf; names the term and ``source``.
     """
     total = np.zeros(len(index))
-    for term in terms:
-        total += term.log_priority(columns[term.column][index].astype(np.float64, copy=False))
-    if not (total < np.inf).all():
-        raise ValueError(f"priority terms {[term.name for term in terms]} gave a priority that is not finite")
+    with np.errstate(all="ignore"):  # what comes of it is checked, and log 0 = −inf is meant
+        for term in terms:
+            log_priority = term.log_priority(columns[term.column][index].astype(np.float64, copy=False))
+            if not (log_priority < np.inf).all():
+                raise ValueError(f"{source}: priority term {term.name!r} gave a priority that is not finite")
+            total += log_priority
     priority = np.exp(np.minimum(np.maximum(total, -LOG_LIMIT), LOG_LIMIT))
     priority[total == -np.inf] = 0.0
     return priority
