@@ -89,8 +89,8 @@ class Columns:
         """Returns ``value`` as an array ``[count]`` of the column's dtype.
 
         Raises:
-            ValueError: the column is unknown or fixed, or a value has the wrong shape, is not finite or out of range;
-                names ``source``.
+            ValueError: the column is unknown or fixed, or a value is no number, has the wrong shape, is not finite, out
+                of range or, in a column of integers, not whole; names ``source``.
         """
         spec = self.specs.get(name)
         if spec is None or not spec.late:
@@ -100,6 +100,8 @@ class Columns:
             value = value.detach().cpu()
             value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()  # NumPy has no bfloat16
         value = np.asarray(value)
+        if value.dtype.kind not in "fiub":
+            raise ValueError(f"{source}: values for {name!r} must be numbers, got {value.dtype}")
         if value.shape != (count,):
             raise ValueError(f"{source}: expected {count} values for {name!r}, got shape {list(value.shape)}")
         # NaN fails every comparison, so one look at the extremes finds all that is wrong.
@@ -109,7 +111,10 @@ class Columns:
                 raise ValueError(f"{source}: {broken} of {count} values for {name!r} are not finite")
             worst = value.min() if value.min() < spec.low else value.max()
             raise ValueError(f"{source}: value {worst} for {name!r} is outside [{spec.low}, {spec.high}]")
-        return value.astype(spec.dtype, copy=False)
+        result = value.astype(spec.dtype, copy=False)
+        if result.dtype.kind == "i" and (result != value).any():
+            raise ValueError(f"{source}: value {value[result != value][0]} for {name!r} is not a whole number")
+        return result
 
     def state_dict(self, size: int) -> dict[str, Any]:
         """Returns the first ``size`` slots of every column as tensors."""
