@@ -108,6 +108,15 @@ def test_a_clip_can_be_scored_anew():
     assert buffer.clips.table()["score"][-1] == np.float32(0.2)
 
 
+@pytest.mark.parametrize("to_ids", [torch.tensor, np.array, tuple])
+def test_clip_ids_may_come_as_any_kind_of_vector(to_ids):
+    buffer = make()
+    Pipeline(buffer, World(11), blocks=20).run()
+    ids = buffer.clips.table()["clip_id"].tolist()
+    assert buffer.write_scores(to_ids(ids), np.full(len(ids), 0.75)) == (len(ids), 0)
+    assert (buffer.clips.table()["score"] == 0.75).all()
+
+
 @pytest.fixture
 def running() -> VLMReplayBuffer:
     buffer = make()
@@ -151,6 +160,40 @@ class TestRefusals:
     def test_clips_that_never_were(self, running, clip_id):
         with pytest.raises(ValueError, match="my scorer.*never handed out"):
             running.write_scores([clip_id], [0.5], source="my scorer")
+
+    @pytest.mark.parametrize("n_steps", [1, 3])
+    def test_clips_that_are_still_open(self, n_steps):
+        buffer = make(n_steps=n_steps)
+        buffer.extend(next(collect(2, 5, World(50), 1)))
+        done = buffer.clips.take_completed()
+        waiting = [clip for clip in range(buffer.clips.next_id) if clip not in done]
+        assert waiting
+        before = fingerprint(buffer)
+        for clip in waiting:
+            with pytest.raises(ValueError, match=rf"my scorer: clips \[{clip}\] were never handed out.*not complete"):
+                buffer.write_scores([*done, clip], [0.9] * (len(done) + 1), source="my scorer")
+        for old, new in zip(before, fingerprint(buffer), strict=True):
+            np.testing.assert_array_equal(old, new)
+
+    @pytest.mark.parametrize("to_ids", [torch.tensor, np.array, list])
+    def test_clip_ids_that_are_no_integers(self, running, to_ids):
+        with pytest.raises(ValueError, match="my scorer: clip_ids must be integers, got float"):
+            running.write_scores(to_ids([1.0, 2.0]), [0.5, 0.5], source="my scorer")
+
+    def test_slots_and_generations_that_are_no_integers(self, running):
+        with pytest.raises(ValueError, match="me: index must be integers, got float64"):
+            running.write_column("td_error", [0.5], [1], [1.0], source="me")
+        with pytest.raises(ValueError, match="me: generation must be integers, got <U1"):
+            running.write_column("td_error", [0], ["1"], [1.0], source="me")
+
+    @pytest.mark.parametrize("bad", ["1.0", None, 1j])
+    def test_values_that_are_no_numbers(self, running, bad):
+        with pytest.raises(ValueError, match="me: values for 'td_error' must be numbers, got"):
+            running.write_column("td_error", [0], [1], [bad], source="me")
+
+    def test_half_a_success(self, running):
+        with pytest.raises(ValueError, match="me: value 0.5 for 'episode_success' is not a whole number"):
+            running.write_column("episode_success", [0, 1], [1, 1], [1.0, 0.5], source="me")
 
     @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
     def test_impossible_errors(self, running, bad):
@@ -285,6 +328,19 @@ def test_a_new_priority_scheme_is_one_term_with_a_column_of_its_own():
     buffer.write_column("novelty", batch["index"], batch["index_generation"], np.full(32, 8.0), source="counter")
     assert np.allclose(buffer.sampler.priorities(50)[batch["index"].numpy()], 8.0)
     assert buffer.stats()["written/novelty"] == 32
+
+
+def test_a_value_of_which_a_term_makes_no_priority_is_refused_with_no_warning_and_changes_nothing(recwarn):
+    buffer = make(50, terms=[Novelty()], clip_length=None)
+    for block in collect(2, 5, World(11), 8):
+        buffer.extend(block)
+    batch = buffer.sample()
+    before = fingerprint(buffer)
+    with pytest.raises(ValueError, match="counter: priority term 'novelty' gave a priority that is not finite"):
+        buffer.write_column("novelty", batch["index"], batch["index_generation"], np.full(32, -1.0), source="counter")
+    for old, new in zip(before, fingerprint(buffer), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert not [warning for warning in recwarn if issubclass(warning.category, RuntimeWarning)]
 
 
 class TestFreshness:

@@ -287,6 +287,26 @@ class TestSamplerAlone:
         with pytest.raises(ValueError, match="set the exponent of a priority term"):
             MixtureSampler(5).alpha = 0.6
 
+    @pytest.mark.parametrize("slot", [-1, 5, 8, 10**9])
+    def test_refuses_slots_outside_its_tree_and_changes_nothing(self, slot):
+        sampler = MixtureSampler(5)  # the tree itself has eight leaves, and no checks
+        sampler.set_priorities(np.arange(5), np.ones(5))
+        with pytest.raises(IndexError, match=rf"slots from .*{slot}.* not all within \[0, 5\)"):
+            sampler.set_priorities(np.array([2, slot]), np.array([3.0, 3.0]))
+        with pytest.raises(IndexError, match="not all within"):
+            sampler.update_priority(torch.tensor([slot]), torch.tensor([3.0]))
+        assert sampler.priorities(5).tolist() == [1.0] * 5
+        assert sampler.total == sampler.positives == 5
+
+    def test_refuses_another_number_of_priorities_than_slots(self):
+        with pytest.raises(ValueError, match=r"one priority per slot, got \[3\] for \[2\]"):
+            MixtureSampler(5).set_priorities(np.arange(2), np.ones(3))
+
+    @pytest.mark.parametrize("batch_size", [0, -1])
+    def test_refuses_batches_without_rows(self, batch_size):
+        with pytest.raises(ValueError, match=f"batch_size={batch_size} must be at least 1"):
+            filled([TDTerm()], blocks=40).sample(batch_size)
+
     def test_refuses_to_draw_from_nothing(self):
         with pytest.raises(RuntimeError, match="empty"):
             MixtureSampler(5).draw(0, 3)

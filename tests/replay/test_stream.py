@@ -5,6 +5,8 @@ Each test drives ``collector → extend → score → sample → update`` throug
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -240,14 +242,117 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"the rows lack \['action'\]"):
             make(60, 4, 1).extend(block.exclude("action"))
 
-    def test_snapshots_that_change_their_type(self):
-        world = World(50)
-        first, second = collect(3, 4, world, 2)
-        buffer = make(60, 4, 1)
+    @pytest.mark.parametrize("shape", [(0, 4), (3, 0)])
+    def test_a_block_without_rows(self, shape):
+        block = next(collect(3, 4, World(50), 1))
+        with pytest.raises(ValueError, match=r"block of shape \[\d, \d\] holds no rows"):
+            make(60, 4, 1).extend(block[: shape[0], : shape[1]])
+
+    def test_more_rows_held_back_than_the_buffer_holds(self):
+        block = next(collect(5, 2, World(50), 1))
+        with pytest.raises(ValueError, match=r"n_steps=13 rows of each of 5 environments does not fit .* capacity=60"):
+            make(60, 4, 13).extend(block)
+
+    @pytest.mark.parametrize("n_steps", [1, 3])
+    @pytest.mark.parametrize("which", ["first", "later"])
+    @pytest.mark.parametrize(
+        ("key", "change", "message"),
+        [
+            ("done", lambda leaf: leaf.float(), r"next.done: expected bool\[1\] in each row, got float32\[1\]"),
+            ("done", lambda leaf: leaf.expand(3, 4, 2), r"next.done: expected bool\[1\] .* got bool\[2\]"),
+            ("success", lambda leaf: leaf.expand(3, 4, 2), r"next.success: expected .* got bool\[2\]"),
+            ("success", lambda leaf: leaf.float(), r"next.success: expected .* got float32\[1\]"),
+            ("terminated", lambda leaf: leaf.float(), r"next.terminated: expected bool.* got float32\[1\]"),
+            ("reward", lambda leaf: leaf.expand(3, 4, 2), r"next.reward: expected .* got float32\[2\]"),
+            ("reward", lambda leaf: leaf.long(), r"next.reward: expected .* got int64\[1\]"),
+            ("reward", lambda leaf: leaf / 0, r"next.reward: 12 of 12 values are not finite"),
+            ("snapshot", lambda leaf: leaf.double(), r"snapshot: expected int32\[4\] .* got float64\[4\]"),
+            ("snapshot", lambda leaf: leaf[..., :3], r"snapshot: expected int32\[4\] .* got int32\[3\]"),
+            ("observation", lambda leaf: leaf[..., :2], r"observation: expected int64\[3\] .* got int64\[2\]"),
+            ("observation", lambda leaf: leaf.int(), r"observation: expected int64\[3\] .* got int32\[3\]"),
+        ],
+    )
+    def test_keys_of_a_wrong_shape_or_dtype_and_rewards_that_are_not_finite(self, n_steps, which, key, change, message):
+        self.refuse(n_steps, which, message, lambda block: block.set(("next", key), change(block["next", key]).clone()))
+
+    @pytest.mark.parametrize("n_steps", [1, 3])
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda block: block.set("action", block["action"].float()), r"action: expected int64\[\] .* float32\[\]"),
+            (
+                lambda block: block.set("action", block["action"][..., None]),
+                r"action: expected int64\[\] .* int64\[1\]",
+            ),
+            (lambda block: block.set("snapshot", block["snapshot"].long()), r"snapshot: expected int32\[4\] .* int64"),
+            (lambda block: block["next"].pop("success"), "'success'.* had and these lack"),
+            (lambda block: block.pop("action"), r"the rows lack \['action'\]"),
+        ],
+    )
+    def test_keys_that_change_or_vanish(self, n_steps, change, message):
+        self.refuse(n_steps, "later", message, change)
+
+    @pytest.mark.parametrize("which", ["first", "later"])
+    def test_gaps_within_a_block(self, which):
+        def change(block):
+            block["observation"][1, 1:] += 100
+
+        self.refuse(1, which, r"environments \[1\] do not continue", change)
+
+    @pytest.mark.parametrize("n_steps", [1, 8])  # with rows in the storage; with all rows still held back
+    def test_keys_that_changed_while_the_run_was_saved(self, n_steps):
+        first, second = collect(3, 4, World(50), 2)
+        buffer, restored = make(60, 4, n_steps), make(60, 4, n_steps)
         buffer.extend(first)
-        second["next", "snapshot"] = second["next", "snapshot"].double()
-        with pytest.raises(ValueError, match="snapshots changed from int32"):
-            buffer.extend(second)
+        restored.load_state_dict(buffer.state_dict())
+        for key in ("snapshot", "action", ("next", "reward")):
+            wrong = second.clone()
+            wrong[key] = wrong[key].short()
+            with pytest.raises(ValueError, match="expected .* got int16"):
+                restored.extend(wrong)
+        restored.extend(second)
+        restored.end_streams()
+        assert len(restored) == 24
+
+    @staticmethod
+    def refuse(n_steps, which, message, change):
+        """Asserts that a changed block is refused, that this changes nothing, and that the right one is still taken."""
+        world = World(50)
+        buffer = make(30, 4, n_steps)  # the third block wraps
+        blocks = list(collect(3, 4, world, 4))
+        at = 0 if which == "first" else 3
+        for block in blocks[:at]:
+            buffer.extend(block)
+        wrong = blocks[at].clone()
+        change(wrong)
+        before = copy.deepcopy(buffer.state_dict())
+        with pytest.raises(ValueError, match=message):
+            buffer.extend(wrong)
+        torch.testing.assert_close(leaves(buffer.state_dict()), leaves(before), rtol=0, atol=0, equal_nan=True)
+        for block in blocks[at:]:
+            buffer.extend(block)
+        check_rows(buffer, world, GAMMA)
+
+
+def leaves(state: object) -> list[torch.Tensor]:
+    """Returns the tensors in a nest of dicts and lists, everything else as the bytes of its repr."""
+    if isinstance(state, torch.Tensor):
+        return [state]
+    if isinstance(state, dict):
+        return [leaf for key in sorted(state, key=str) for leaf in leaves(state[key])]
+    if isinstance(state, list | tuple):
+        return [leaf for item in state for leaf in leaves(item)]
+    return [torch.tensor(list(repr(state).encode()))]
+
+
+def test_states_that_are_nan_continue_each_other():
+    buffer = make(60, 4, 1)
+    for block in collect(3, 4, World(50), 2):
+        for key in ("observation", ("next", "observation")):
+            block[key] = block[key].float()
+            block[key][..., 0] = torch.nan
+        buffer.extend(block)
+    assert len(buffer) == 24
 
 
 class TestEndStreams:

@@ -98,11 +98,15 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
             raise ValueError(f"clip_length={clip_length} must be at least 2 frames: a clip needs one transition")
         if n_steps < 1:
             raise ValueError(f"n_steps={n_steps} must be at least 1")
+        if not 0 <= gamma <= 1:
+            raise ValueError(f"gamma={gamma} must lie in [0, 1]")
         if storage not in ("auto", "memory", "memmap"):
             raise ValueError(f"storage={storage!r} must be 'auto', 'memory' or 'memmap'")
         names = [term.name for term in terms]
         if len(set(names)) < len(names):
             raise ValueError(f"two priority terms share a name: {names}")
+        if clip_length is None and any(isinstance(term, VLMTerm) for term in terms):
+            raise ValueError("the vlm term needs clips to score: set clip_length")
         # The base class builds its own sampler and writer, which are replaced; only then does it know the generator.
         super().__init__(alpha=1.0, beta=0.0, storage=LazyTensorStorage(capacity, device="auto"), batch_size=batch_size)
         self.capacity = capacity
@@ -140,23 +144,28 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
 
         Args:
             tensordicts: ``[n_envs, T]``, or ``[T]`` for one environment: T consecutive raw one-step rows of each, every
-                block continuing where the last one ended. Left unchanged.
+                block continuing where the last one ended and looking like the first one. Left unchanged.
             update_priority: not used; new rows get their priorities from the terms.
 
         Returns:
             ``int64[K]``, the slots written; with n-step returns they hold rows collected n − 1 vector steps earlier.
 
         Raises:
-            ValueError: the block has another shape, lacks a key or does not continue the last one; nothing has changed.
+            ValueError: the block is empty, has another shape, lacks a key, has one of another shape or dtype, a reward
+                that is not finite, or rows that do not continue the ones before; nothing has changed.
         """
         if tensordicts.batch_dims == 1:
             tensordicts = tensordicts.unsqueeze(0)
         if tensordicts.batch_dims != 2:
             raise ValueError(f"expected rows of shape [n_envs, T] or [T], got {list(tensordicts.shape)}")
-        if tensordicts.numel() > self.capacity:
-            raise ValueError(
-                f"a block of {tensordicts.numel()} rows does not fit into a buffer of capacity={self.capacity}"
-            )
+        num_envs, length = tensordicts.shape
+        if not num_envs or not length:
+            raise ValueError(f"a block of shape {[num_envs, length]} holds no rows")
+        if num_envs * max(length, self.n_steps) > self.capacity:
+            what = f"a block of {num_envs * length} rows"
+            if self.n_steps > length:  # `end_streams` writes n − 1 rows of each environment at once
+                what = f"n_steps={self.n_steps} rows of each of {num_envs} environments"
+            raise ValueError(f"{what} does not fit into a buffer of capacity={self.capacity}")
         if tensordicts.device is not None and tensordicts.device.type != "cpu":
             tensordicts = tensordicts.to("cpu")  # rows, columns and trees live there
         rows = self._transform._inv_call(tensordicts)  # `inv` would copy first, which the stamping does anyway
@@ -182,7 +191,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
             index.reshape(shape), generation.reshape(shape), stamp.reshape(*shape, -1), self.env_steps
         )
         self._refresh_terms()
-        self._recompose(index)
+        self._recompose(index, source="extend")
         if finished is not None:
             self.write_column("episode_success", *finished, source="end of episode")
         return slots
@@ -242,15 +251,15 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
 
     # Priorities: written here and nowhere else
 
-    def _recompose(self, index: NDArray[np.int64]) -> None:
-        self._sampler.set_priorities(index, compose(self.terms, self._columns.arrays, index))
+    def _recompose(self, index: NDArray[np.int64], source: str) -> None:
+        self._sampler.set_priorities(index, compose(self.terms, self._columns.arrays, index, source))
 
     def _refresh_terms(self) -> None:
         due = [term for term in self.terms if term.needs_refresh(self.env_steps)]
         if due:
             for term in due:
                 term.refresh(self.env_steps)
-            self._recompose(np.arange(len(self._storage)))
+            self._recompose(np.arange(len(self._storage)), source="refresh")
 
     def set_env_steps(self, env_steps: int) -> None:
         """Moves the clock, and with it λ and β along their schedules."""
@@ -283,9 +292,10 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
             How many values were written, and how many dropped because their rows are gone.
 
         Raises:
-            ValueError: the column cannot be written late, or a shape or value is wrong; nothing has changed.
+            ValueError: the column cannot be written late, a shape, dtype or value is wrong, or a term makes no priority
+                of it; nothing has changed.
         """
-        slots, generations = _int64(index), _int64(generation)
+        slots, generations = _int64(index, "index", source), _int64(generation, "generation", source)
         if slots.ndim != 1 or slots.shape != generations.shape:
             shapes = f"{list(slots.shape)} and {list(generations.shape)}"
             raise ValueError(f"{source}: index and generation must be two vectors of one length, got {shapes}")
@@ -297,13 +307,21 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         if not alive.all():
             slots, values = slots[alive], values[alive]
         stale = len(alive) - len(slots)
-        self._columns.arrays[name][slots] = values
+        column = self._columns.arrays[name]
+        if name in self._read_by_terms:
+            before = column[slots]
+            column[slots] = values
+            try:
+                self._recompose(slots, source)
+            except Exception:  # whatever a term raises
+                column[slots] = before
+                raise
+        else:
+            column[slots] = values
         if name == "score":
             self._columns.arrays["scored"][slots] = True
         elif name == "td_error" and self._largest_td is not None:
-            self._largest_td.set(slots, self._columns.arrays[name][slots])
-        if name in self._read_by_terms:
-            self._recompose(slots)
+            self._largest_td.set(slots, column[slots])
         self.written[name] += len(slots)
         self.stale[name] += stale
         return WriteResult(len(slots), stale)
@@ -327,12 +345,12 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         )
 
     def write_scores(
-        self, clip_ids: Sequence[int], scores: ArrayLike | Tensor, source: str = "write_scores"
+        self, clip_ids: Sequence[int] | NDArray | Tensor, scores: ArrayLike | Tensor, source: str = "write_scores"
     ) -> WriteResult:
         """Writes the scores of clips to all of their rows that still live.
 
         Args:
-            clip_ids: B clips.
+            clip_ids: B complete clips.
             scores: ``[B]``, in [0, 1].
             source: who scored them, for error messages.
 
@@ -340,20 +358,22 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
             Counts of *clips*: written to at least one row, and stale ones without a living row.
 
         Raises:
-            ValueError: a score is not finite or outside [0, 1], or their number is wrong; nothing has changed.
+            ValueError: a score is not finite or outside [0, 1], their number is wrong, or a clip was never handed out;
+                nothing has changed.
         """
         if self.clips is None:
             raise ValueError(f"{source}: this buffer keeps no clips (clip_length is None)")
-        values = self._columns.checked("score", len(clip_ids), scores, source)
-        if not all(0 <= clip_id < self.clips.next_id for clip_id in clip_ids):
-            raise ValueError(
-                f"{source}: clips {list(clip_ids)} were never handed out (the next id is {self.clips.next_id})"
-            )
-        rows = self.clips.rows_of(clip_ids)
+        ids = _int64(clip_ids, "clip_ids", source).reshape(-1).tolist()
+        values = self._columns.checked("score", len(ids), scores, source)
+        if not all(0 <= clip_id < self.clips.next_id for clip_id in ids):
+            raise ValueError(f"{source}: clips {ids} were never handed out (the next id is {self.clips.next_id})")
+        if incomplete := self.clips.incomplete(ids):
+            raise ValueError(f"{source}: clips {incomplete} were never handed out: they are not complete yet")
+        rows = self.clips.rows_of(ids)
         self.write_column("score", rows.slots, rows.generations, values[rows.which], source=source)
-        self.clips.set_scores(clip_ids, values)
+        self.clips.set_scores(ids, values)
         written = len(np.unique(rows.which))
-        return WriteResult(written, len(clip_ids) - written)
+        return WriteResult(written, len(ids) - written)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """TorchRL's name for `update_td_error`, with |δ| under ``td_error``."""
@@ -381,11 +401,14 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
 
         Raises:
             RuntimeError: the buffer is empty.
+            ValueError: ``batch_size`` is less than 1.
         """
         batch, info = self._sample(self._batch_size if batch_size is None else batch_size)
         return (batch, info) if return_info else batch
 
     def _sample(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Tensor]]:
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size} must be at least 1")
         table = self._writer.table
         if table is None:
             raise RuntimeError("cannot sample from an empty replay buffer")
@@ -487,7 +510,11 @@ def _schedule(value: float | LinearSchedule) -> LinearSchedule:
     return value if isinstance(value, LinearSchedule) else LinearSchedule(float(value), float(value))
 
 
-def _int64(values: ArrayLike | Tensor) -> NDArray[np.int64]:
+def _int64(values: ArrayLike | Tensor, name: str, source: str) -> NDArray[np.int64]:
+    """Returns whole numbers as an array; raises ValueError naming ``source`` for anything else."""
     if isinstance(values, Tensor):
         values = values.detach().cpu().numpy()
-    return np.ascontiguousarray(values, np.int64)
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu" and array.size:  # an empty list is float64
+        raise ValueError(f"{source}: {name} must be integers, got {array.dtype}")
+    return np.ascontiguousarray(array, np.int64)

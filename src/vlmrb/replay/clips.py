@@ -217,6 +217,12 @@ class ClipStore:
         snapshots = self._snapshots[entries[:, None], frames]
         return ClipBatch(np.array(clip_ids, np.int64), snapshots, rows + 1, renderer)
 
+    def incomplete(self, clip_ids: Sequence[int]) -> list[int]:
+        """Returns those of the clips that are kept but not complete, and so were never handed out."""
+        kept = [(clip_id, self._entry_of[clip_id]) for clip_id in clip_ids if clip_id in self._entry_of]
+        ids, entries = np.array(kept, np.int64).reshape(-1, 2).T
+        return ids[~self._is_complete(entries)].tolist()
+
     def rows_of(self, clip_ids: Sequence[int]) -> ClipRows:
         """Returns the living rows of clips; clips that are not kept have none."""
         kept = [(which, self._entry_of[i]) for which, i in enumerate(clip_ids) if i in self._entry_of]

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from vlmrb.replay.transform import STAMP
+
 if TYPE_CHECKING:
     from vlmrb.replay.buffer import VLMReplayBuffer
 
@@ -69,6 +71,7 @@ def load_buffer_state(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> None
     if buffer.clips is not None:
         buffer.clips.load_state_dict(state["clips"])
     buffer._stamper.set_extra_state(state["streams"])
+    _expect_same_rows(buffer, state)
     if buffer._n_step is not None:
         buffer._n_step.set_extra_state(state["look_back"])
     buffer.monitor.load_state_dict(state["monitor"])
@@ -112,6 +115,20 @@ def check_buffer_state(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> Non
             raise ValueError(
                 "saved replay buffer holds rows of other keys, shapes or dtypes: was it another environment?"
             )
+
+
+def _expect_same_rows(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> None:
+    """Lets the next block be checked against the rows that were saved."""
+    if state["size"]:
+        rows = TensorDict(state["rows"], [state["size"]])
+    elif state["look_back"] is not None:
+        rows = TensorDict(state["look_back"]["rows"], state["look_back"]["shape"])
+    else:
+        return  # no block has come yet
+    made_here = (STAMP, "steps_to_next_obs")
+    leaves = [(key, leaf) for key, leaf in rows.items(True, True) if key not in made_here]
+    snapshots = None if state["clips"] is None else state["clips"]["arrays"].get("snapshots")
+    buffer._stamper.reader.expect(leaves, rows.batch_dims, snapshots)
 
 
 def _settings(buffer: VLMReplayBuffer) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tensordict import NestedKey, TensorDictBase
-from torch import Tensor
 from torchrl.envs.transforms import Transform
 
+from vlmrb.replay.blocks import BlockReader
 from vlmrb.replay.clips import ClipStore
 from vlmrb.replay.streams import FinishedEpisodes, Streams
 
@@ -30,37 +30,34 @@ class VLMScoreTransform(Transform):
         consecutive: whether rows must continue each other, as clips and n-step returns need.
 
     Attributes:
+        reader: checks the blocks.
         streams: where each environment is; ``None`` before the first block.
     """
 
     def __init__(self, clips: ClipStore | None, keep: Sequence[NestedKey], consecutive: bool = True) -> None:
         super().__init__()
         self.clips = clips
-        self.keep = list(keep)
-        both = [key for key in self.keep if isinstance(key, str) and ("next", key) in self.keep]
-        self._continues = both[0] if consecutive and both else None  # a key in which s' of a row shows as s of the next
+        both = [key for key in keep if isinstance(key, str) and ("next", key) in keep]
+        self.reader = BlockReader(keep, clips is not None, both[0] if consecutive and both else None)
         self.streams: Streams | None = None
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         num_envs = tensordict.shape[0]
         if self.streams is not None and num_envs != self.streams.num_envs:
             raise ValueError(f"expected rows of {self.streams.num_envs} environments as before, got {num_envs}")
-        try:  # everything that can be missing is read before anything changes
-            rows = tensordict.select(*self.keep)
-            after = tensordict["next"]
-            done = _flags(after["done"])
-            frames = None
-            if self.clips is not None:
-                frames = tensordict["snapshot"].numpy(), after["snapshot"].numpy()
-        except KeyError as error:
-            raise ValueError(self._missing(tensordict)) from error
-        if self.streams is None:
-            self.streams = Streams(num_envs, self.clips)
-        if self._continues is not None:
-            self.streams.check_continues(rows[self._continues].numpy(), after[self._continues].numpy(), done)
-        success = after.get("success", None)
-        stamp = self.streams.stamp(done, None if success is None else _flags(success), frames)
-        return rows.set(STAMP, torch.from_numpy(stamp))
+        # Everything that can be wrong is found before anything changes.
+        block = self.reader.read(tensordict)
+        streams = self.streams
+        if streams is None:
+            streams = Streams(num_envs, self.clips)
+        elif streams.knows_success != (block.success is not None):
+            change = "lacked and these have" if block.success is not None else "had and these lack"
+            raise ValueError(f"('next', 'success') must be there always or never: rows before {change} it")
+        if block.states is not None:
+            streams.check_continues(*block.states, block.done)
+        self.streams, self.reader.forms = streams, block.forms
+        stamp = streams.stamp(block.done, block.success, block.frames)
+        return block.rows.set(STAMP, torch.from_numpy(stamp))
 
     def commit(
         self, slots: NDArray[np.int64], generations: NDArray[np.int64], stamp: NDArray[np.int64], env_steps: int
@@ -68,13 +65,6 @@ class VLMScoreTransform(Transform):
         """Takes the slots of rows just written; see `Streams.commit`."""
         assert self.streams is not None, "commit follows inv"
         return self.streams.commit(slots, generations, stamp, env_steps)
-
-    def _missing(self, data: TensorDictBase) -> str:
-        present = data.keys(include_nested=True)
-        missing = [key for key in (*self.keep, ("next", "done")) if key not in present]
-        if missing:
-            return f"the rows lack {missing}; they have {sorted(map(str, present))}"
-        return "clips need 'snapshot' and ('next', 'snapshot') in the rows: add them, or set clip_length to None"
 
     def get_extra_state(self) -> dict[str, Any] | None:
         """Returns the streams' state as tensors and numbers."""
@@ -88,8 +78,3 @@ class VLMScoreTransform(Transform):
         if state is not None:
             self.streams = Streams(state["num_envs"], self.clips)
             self.streams.load_state_dict(state["streams"])
-
-
-def _flags(tensor: Tensor) -> NDArray[np.bool_]:
-    """``bool[n, T, 1]`` or ``bool[n, T]`` → ``bool[n, T]``."""
-    return tensor.reshape(tensor.shape[:2]).numpy()

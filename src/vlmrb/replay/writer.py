@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDictBase
+from tensordict import TensorDict
 from torch import Tensor
 from torchrl.data import RoundRobinWriter, Storage
 
@@ -40,7 +40,7 @@ class BlockWriter(RoundRobinWriter):
         """``int64[capacity]``, a view; −1 where nothing was ever written."""
         return self._generation.numpy()
 
-    def extend(self, data: TensorDictBase) -> Tensor:
+    def extend(self, data: TensorDict) -> Tensor:
         """Writes rows.
 
         Args:
