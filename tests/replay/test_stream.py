@@ -287,6 +287,7 @@ class TestRefusals:
             (lambda block: block.set("snapshot", block["snapshot"].long()), r"snapshot: expected int32\[4\] .* int64"),
             (lambda block: block["next"].pop("success"), "'success'.* had and these lack"),
             (lambda block: block.pop("action"), r"the rows lack \['action'\]"),
+            (lambda block: block.pop("next"), r"the rows lack .*'observation'.*'done'"),
         ],
     )
     def test_keys_that_change_or_vanish(self, n_steps, change, message):

@@ -252,7 +252,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
     # Priorities: written here and nowhere else
 
     def _recompose(self, index: NDArray[np.int64], source: str) -> None:
-        self._sampler.set_priorities(index, compose(self.terms, self._columns.arrays, index, source))
+        self._sampler.set_composed(index, compose(self.terms, self._columns.arrays, index, source))
 
     def _refresh_terms(self) -> None:
         due = [term for term in self.terms if term.needs_refresh(self.env_steps)]
@@ -514,7 +514,7 @@ def _int64(values: ArrayLike | Tensor, name: str, source: str) -> NDArray[np.int
     """Returns whole numbers as an array; raises ValueError naming ``source`` for anything else."""
     if isinstance(values, Tensor):
         values = values.detach().cpu().numpy()
-    array = np.asarray(values)
+    array = np.ascontiguousarray(values)
     if array.dtype.kind not in "iu" and array.size:  # an empty list is float64
         raise ValueError(f"{source}: {name} must be integers, got {array.dtype}")
-    return np.ascontiguousarray(array, np.int64)
+    return array.astype(np.int64, copy=False)

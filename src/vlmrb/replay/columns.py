@@ -112,7 +112,7 @@ class Columns:
             worst = value.min() if value.min() < spec.low else value.max()
             raise ValueError(f"{source}: value {worst} for {name!r} is outside [{spec.low}, {spec.high}]")
         result = value.astype(spec.dtype, copy=False)
-        if result.dtype.kind == "i" and (result != value).any():
+        if value.dtype.kind == "f" and result.dtype.kind == "i" and (result != value).any():
             raise ValueError(f"{source}: value {value[result != value][0]} for {name!r} is not a whole number")
         return result
 

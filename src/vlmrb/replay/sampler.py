@@ -128,6 +128,10 @@ class MixtureSampler(PrioritizedSampler):
         # A negative slot is a huge unsigned one: both ends in one comparison.
         if len(index) and index.view(np.uint64).max() >= self._max_capacity:
             raise IndexError(f"slots from {index.min()} to {index.max()} are not all within [0, {self._max_capacity})")
+        self.set_composed(index, priority)
+
+    def set_composed(self, index: NDArray[np.int64], priority: NDArray[np.float64]) -> None:
+        """Writes priorities as `set_priorities` does, of slots known to exist: a few µs less on every update."""
         if len(priority) and not (priority.min() >= 0 and priority.max() < np.inf):
             raise ValueError("priorities must be finite and not negative")
         appeared, vanished = self._changes_of_sign(index, priority)
