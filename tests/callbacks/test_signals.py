@@ -87,13 +87,18 @@ def test_installing_outside_the_main_thread_warns_and_changes_nothing(caplog: py
 
 
 def test_a_forked_worker_dies_of_sigterm(stop: StopRequest) -> None:
+    ready, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.write(tell, b"!")  # a signal that comes before Python has settled in the child would be lost
         for _ in range(500):
             time.sleep(0.01)
         os._exit(0)
+    os.read(ready, 1)
     os.kill(pid, signal.SIGTERM)
     _, status = os.waitpid(pid, 0)
+    os.close(ready)
+    os.close(tell)
     assert os.WIFSIGNALED(status)
     assert os.WTERMSIG(status) == signal.SIGTERM
     assert not stop

@@ -66,5 +66,5 @@ def test_commands_name_known_verbs_and_files_that_exist(command: str) -> None:
 
 
 @pytest.mark.parametrize("target", re.findall(r"\]\((docs/[^)]+)\)", README))
-def test_pictures_exist(target: str) -> None:
-    assert (ROOT / target).is_file()
+def test_linked_files_exist(target: str) -> None:
+    assert (ROOT / target).exists()
