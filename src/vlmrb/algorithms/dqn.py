@@ -28,7 +28,7 @@ class DQN(OffPolicyModule):
         learning_rate: Adam's step size. Higher → faster and less stable.
         hidden_sizes: widths of the hidden layers.
         colors: let the network see colours; see `vlmrb.networks.grid.GridEncoder`.
-        double_q: double DQN: less over-estimation, about a tenth slower.
+        double_q: double DQN: less over-estimation, one more forward pass.
         loss_function: ``smooth_l1`` or ``l2``.
     """
 
