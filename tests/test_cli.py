@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from vlmrb.cli import main
+from vlmrb.cli import _lists, main
 from vlmrb.fit import lock_run_dir
 
 ROOT = Path(__file__).parents[1]
@@ -136,3 +137,28 @@ def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
     assert all(f"  {verb}" in out for verb in ("fit", "evaluate", "demo", "sweep", "doctor"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "understood"),
+    [
+        ("-c a.yaml -c b.yaml --count 2", ["--configs+=a.yaml", "--configs+=b.yaml", "--count", "2"]),
+        ("--names a b --count 2", ["--names+=a", "--names+=b", "--count", "2"]),
+        ("--names [a,b]", ["--names", "[a,b]"]),
+        ("--names=[a,b] --count=2", ["--names=[a,b]", "--count=2"]),
+        ("--names --count 2", ["--names", "--count", "2"]),
+        ("--count -1", ["--count", "-1"]),
+    ],
+)
+def test_lists_are_written_as_in_a_shell(typed: str, understood: list[str]) -> None:
+    def verb(configs: Sequence[str] = (), names: list[str] = [], count: int = 1) -> None:  # noqa: B006
+        """Takes lists."""
+
+    assert _lists(verb, typed.split()) == understood
+
+
+def test_dash_c_means_nothing_to_a_verb_without_configurations() -> None:
+    def verb(count: int = 1) -> None:
+        """Takes no lists."""
+
+    assert _lists(verb, ["-c", "a.yaml"]) == ["-c", "a.yaml"]

@@ -8,6 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from typing import Any, get_origin, get_type_hints
 
 USAGE = """\
 usage: vlmrb VERB [options]
@@ -66,7 +67,24 @@ def _call(function: Callable[..., int | None], args: list[str]) -> int:
     from jsonargparse import auto_cli
 
     prog = f"vlmrb {function.__name__}"
-    return auto_cli(function, args=args, as_positional=False, prog=prog, exit_on_error=False) or 0
+    return auto_cli(function, args=_lists(function, args), as_positional=False, prog=prog, exit_on_error=False) or 0
+
+
+def _lists(function: Callable[..., Any], args: Sequence[str]) -> list[str]:
+    """Lets lists be written as in a shell: ``--prompts a b``, ``-c a.yaml -c b.yaml`` (``-c`` means ``--configs``)."""
+    lists = {f"--{name}" for name, hint in get_type_hints(function).items() if get_origin(hint) in (list, Sequence)}
+    written: list[str] = []
+    option = ""
+    for arg, following in zip(args, [*args[1:], "--"], strict=True):
+        if arg.startswith("-"):
+            option = "--configs" if arg == "-c" and "--configs" in lists else arg
+            if option not in lists or following.startswith("-"):
+                written.append(option)
+        elif option in lists and not arg.startswith("["):
+            written.append(f"{option}+={arg}")
+        else:
+            written += [option, arg] if option in lists else [arg]
+    return written
 
 
 # What jsonargparse says around a reason when a value may be of several types.
