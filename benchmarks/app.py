@@ -26,10 +26,13 @@ class Fit:
 
     Attributes:
         rate: env steps per second from the first gradient step to the last batch.
+        cpu_rate: env steps per second of this process's own CPU time meanwhile: what others do on the machine, and
+            waiting, do not count.
         scoring: the scoring service's last statistics, empty without one.
     """
 
     rate: float
+    cpu_rate: float
     scoring: dict[str, Any]
 
 
@@ -38,10 +41,12 @@ class Stopwatch(Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """Starts the clock once there is a gradient step, and reads it ever after."""
-        now = time.perf_counter()
+        now, cpu = time.perf_counter(), time.process_time()
         if not pl_module.grad_steps:
-            self.start, self.start_env_steps = now, pl_module.env_steps
-        self.rate = (pl_module.env_steps - self.start_env_steps) / max(now - self.start, 1e-9)
+            self.start, self.start_cpu, self.start_env_steps = now, cpu, pl_module.env_steps
+        done = pl_module.env_steps - self.start_env_steps
+        self.rate = done / max(now - self.start, 1e-9)
+        self.cpu_rate = done / max(cpu - self.start_cpu, 1e-9)
         self.scoring = pl_module.scoring.stats() if self.due(pl_module) else {}
 
     @staticmethod
@@ -85,4 +90,4 @@ def fit(
             enable_model_summary=False,
             default_root_dir=folder,
         ).fit(DQN(env, training, replay, seed))
-    return Fit(stopwatch.rate, stopwatch.scoring)
+    return Fit(stopwatch.rate, stopwatch.cpu_rate, stopwatch.scoring)

@@ -80,6 +80,7 @@ def main() -> None:
         for name in order:
             fits[name].append(runs[name]())
     rates = {name: np.array([result.rate for result in results]) for name, results in fits.items()}
+    cpu_rates = {name: np.array([result.cpu_rate for result in results]) for name, results in fits.items()}
     rows: list[dict[str, Any]] = [
         {
             "scorer": name,
@@ -87,6 +88,8 @@ def main() -> None:
             "÷ instant, median of rounds": round(float(np.median(rates[name] / rates[INSTANT])), 3),
             "lowest": round(float((rates[name] / rates[INSTANT]).min()), 3),
             "highest": round(float((rates[name] / rates[INSTANT]).max()), 3),
+            "÷ instant, per own CPU second": round(float(np.median(cpu_rates[name] / cpu_rates[INSTANT])), 3),
+            "off the CPU": round(float(np.median(1 - rates[name] / cpu_rates[name])), 4),
             "share scored": round(float(np.mean([result.scoring["share_scored"] for result in results])), 4),
         }
         for name, results in fits.items()

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -25,6 +24,7 @@ from vlmrb.callbacks.scoring import ScoringCallback
 from vlmrb.envs import EnvConfig
 from vlmrb.loggers import AppendingCSVLogger
 from vlmrb.replay.config import ReplayConfig
+from vlmrb.settings import read_yaml
 
 log = logging.getLogger(__name__)
 SECTIONS = ("env", "training", "replay")
@@ -181,12 +181,7 @@ def check_config_files(args: Sequence[str]) -> None:
         path = value if option in ("-c", "--config") else option.removeprefix("--config=")
         if path == option or not Path(path).is_file():
             continue  # jsonargparse names files that do not exist
-        try:
-            content = yaml.safe_load(Path(path).read_text())
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ValueError(f"configuration {path} is no YAML: {error}") from error
-        if not isinstance(content, dict):
-            raise ValueError(f"configuration {path} holds no settings")
+        read_yaml(path)
 
 
 def _quieten() -> None:

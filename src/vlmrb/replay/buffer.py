@@ -14,15 +14,16 @@ from torch import Tensor
 from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
 
 from vlmrb.replay.clips import ClipStore
-from vlmrb.replay.columns import Columns, WriteResult
+from vlmrb.replay.columns import WriteResult, whole_numbers
 from vlmrb.replay.monitor import SampleMonitor
 from vlmrb.replay.nstep import NStepTransform
 from vlmrb.replay.persistence import buffer_state, load_buffer_state
+from vlmrb.replay.priorities import Priorities
 from vlmrb.replay.sampler import MixtureSampler
 from vlmrb.replay.schedule import LinearSchedule
-from vlmrb.replay.storage import GIB, mapped_storage, row_bytes
+from vlmrb.replay.storage import GIB, Placement, row_bytes
 from vlmrb.replay.streams import ENTRY, EPISODE, POSITION
-from vlmrb.replay.terms import LiveMaximum, PriorityTerm, TDTerm, VLMTerm, compose
+from vlmrb.replay.terms import PriorityTerm, VLMTerm
 from vlmrb.replay.transform import STAMP, VLMScoreTransform
 from vlmrb.replay.writer import BlockWriter
 
@@ -100,8 +101,6 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
             raise ValueError(f"n_steps={n_steps} must be at least 1")
         if not 0 <= gamma <= 1:
             raise ValueError(f"gamma={gamma} must lie in [0, 1]")
-        if storage not in ("auto", "memory", "memmap"):
-            raise ValueError(f"storage={storage!r} must be 'auto', 'memory' or 'memmap'")
         names = [term.name for term in terms]
         if len(set(names)) < len(names):
             raise ValueError(f"two priority terms share a name: {names}")
@@ -110,12 +109,9 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         # The base class builds its own sampler and writer, which are replaced; only then does it know the generator.
         super().__init__(alpha=1.0, beta=0.0, storage=LazyTensorStorage(capacity, device="auto"), batch_size=batch_size)
         self.capacity = capacity
-        self.terms = list(terms)
         self.n_steps = n_steps
         self.env_steps = 0
-        self._storage_choice = storage
-        self._scratch_dir = scratch_dir
-        self._memory_limit = memory_limit_gib * GIB
+        self._placement = Placement(storage, scratch_dir, int(memory_limit_gib * GIB))
         self._lam, self._beta = _schedule(lam), None if beta is None else _schedule(beta)
         first_beta = None if self._beta is None else self._beta(0)
         self.set_sampler(MixtureSampler(capacity, self._lam(0), first_beta, max_draws_per_positive))
@@ -129,13 +125,9 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
             self.append_transform(self._n_step)
         self.append_transform(self._stamper)
         self._own_transforms = len(self._transform)
-        self._columns = Columns(capacity, self.terms)
-        self._read_by_terms = {term.column for term in self.terms}
-        self._largest_td = LiveMaximum(capacity) if any(isinstance(term, TDTerm) for term in self.terms) else None
-        thresholds = [term.threshold for term in self.terms if isinstance(term, VLMTerm) and term.threshold is not None]
-        self.monitor = SampleMonitor(self._columns.arrays, threshold=thresholds[0] if thresholds else 0.5)
-        self.written = dict.fromkeys(self._columns.specs, 0)
-        self.stale = dict.fromkeys(self._columns.specs, 0)
+        self._priorities = Priorities(capacity, terms, self._writer, self._sampler)
+        thresholds = [term.threshold for term in terms if isinstance(term, VLMTerm) and term.threshold is not None]
+        self.monitor = SampleMonitor(self._priorities.columns.arrays, threshold=thresholds[0] if thresholds else 0.5)
 
     # Writing rows
 
@@ -186,12 +178,15 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         generation = self._writer.slot_generations[index]
         if self.clips is not None:
             self.clips.release(index)
-        self._fill_columns(index, stamp)
+        known: dict[str, ArrayLike] = {"episode_id": stamp[:, EPISODE], "env_step": self.env_steps}
+        if self.clips is not None:
+            known |= {"clip_id": self.clips.ids_at(stamp[:, ENTRY]), "position": stamp[:, POSITION]}
+        self._priorities.fill(index, known)
         finished = self._stamper.commit(
             index.reshape(shape), generation.reshape(shape), stamp.reshape(*shape, -1), self.env_steps
         )
-        self._refresh_terms()
-        self._recompose(index, source="extend")
+        self._priorities.refresh(self.env_steps, len(self._storage))
+        self._priorities.compose(index, source="extend")
         if finished is not None:
             self.write_column("episode_success", *finished, source="end of episode")
         return slots
@@ -222,44 +217,21 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
 
     def _choose_storage(self, rows: TensorDictBase) -> None:
         """Replaces the storage by a memory-mapped one if that was asked for or the rows are too large."""
-        size = self.capacity * row_bytes(rows.reshape(-1))
-        if self._storage_choice == "memory" or (self._storage_choice == "auto" and size <= self._memory_limit):
-            return
-        storage = mapped_storage(self.capacity, self._scratch_dir)
-        self.set_storage(storage)
-        self._writer.register_storage(storage)
-        self.set_rng(self._rng)
+        storage = self._placement.mapped(self.capacity, rows)
+        if storage is not None:
+            self.set_storage(storage)
+            self._writer.register_storage(storage)
+            self.set_rng(self._rng)
 
     @property
     def columns(self) -> TensorDictBase:
         """Facts about rows, ``[capacity]`` (`columns.SPECS`): a live view to read; `write_column` writes late ones."""
-        return self._columns.view
+        return self._priorities.columns.view
 
-    def _fill_columns(self, index: NDArray[np.int64], stamp: NDArray[np.int64]) -> None:
-        wraps = index[0] > index[-1]
-        at = index if wraps else slice(index[0], index[-1] + 1)
-        arrays = self._columns.arrays
-        self._columns.reset(at)
-        if self.clips is not None:
-            arrays["clip_id"][at] = self.clips.ids_at(stamp[:, ENTRY])
-            arrays["position"][at] = stamp[:, POSITION]
-        arrays["episode_id"][at] = stamp[:, EPISODE]
-        arrays["env_step"][at] = self.env_steps
-        if self._largest_td is not None:
-            self._largest_td.forget(index)
-            arrays["td_error"][at] = self._largest_td.value(default=1.0)
-
-    # Priorities: written here and nowhere else
-
-    def _recompose(self, index: NDArray[np.int64], source: str) -> None:
-        self._sampler.set_composed(index, compose(self.terms, self._columns.arrays, index, source))
-
-    def _refresh_terms(self) -> None:
-        due = [term for term in self.terms if term.needs_refresh(self.env_steps)]
-        if due:
-            for term in due:
-                term.refresh(self.env_steps)
-            self._recompose(np.arange(len(self._storage)), source="refresh")
+    @property
+    def terms(self) -> list[PriorityTerm]:
+        """The factors of the priority."""
+        return self._priorities.terms
 
     def set_env_steps(self, env_steps: int) -> None:
         """Moves the clock, and with it λ and β along their schedules."""
@@ -295,36 +267,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
             ValueError: the column cannot be written late, a shape, dtype or value is wrong, or a term makes no priority
                 of it; nothing has changed.
         """
-        slots, generations = _int64(index, "index", source), _int64(generation, "generation", source)
-        if slots.ndim != 1 or slots.shape != generations.shape:
-            shapes = f"{list(slots.shape)} and {list(generations.shape)}"
-            raise ValueError(f"{source}: index and generation must be two vectors of one length, got {shapes}")
-        values = self._columns.checked(name, len(slots), value, source)
-        # A negative slot is a huge unsigned one: both ends in one comparison.
-        inside = slots.view(np.uint64) < self.capacity
-        now = self._writer.slot_generations.take(slots, mode="clip")
-        alive = (now == generations) & (generations >= 0) & inside
-        if not alive.all():
-            slots, values = slots[alive], values[alive]
-        stale = len(alive) - len(slots)
-        column = self._columns.arrays[name]
-        if name in self._read_by_terms:
-            before = column[slots]
-            column[slots] = values
-            try:
-                self._recompose(slots, source)
-            except Exception:  # whatever a term raises
-                column[slots] = before
-                raise
-        else:
-            column[slots] = values
-        if name == "score":
-            self._columns.arrays["scored"][slots] = True
-        elif name == "td_error" and self._largest_td is not None:
-            self._largest_td.set(slots, column[slots])
-        self.written[name] += len(slots)
-        self.stale[name] += stale
-        return WriteResult(len(slots), stale)
+        return self._priorities.write(name, index, generation, value, source)
 
     def update_td_error(self, batch: TensorDictBase, abs_td_error: Tensor) -> WriteResult:
         """Writes back |δ| of a sampled batch.
@@ -363,8 +306,8 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         """
         if self.clips is None:
             raise ValueError(f"{source}: this buffer keeps no clips (clip_length is None)")
-        ids = _int64(clip_ids, "clip_ids", source).reshape(-1).tolist()
-        values = self._columns.checked("score", len(ids), scores, source)
+        ids = whole_numbers(clip_ids, "clip_ids", source).reshape(-1).tolist()
+        values = self._priorities.columns.checked("score", len(ids), scores, source)
         if not all(0 <= clip_id < self.clips.next_id for clip_id in ids):
             raise ValueError(f"{source}: clips {ids} were never handed out (the next id is {self.clips.next_id})")
         if incomplete := self.clips.incomplete(ids):
@@ -433,12 +376,12 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         stats["env_steps"] = self.env_steps
         stats["lam"] = self._sampler.lam
         stats["positives"] = self._sampler.positives
-        stats["scored_rows"] = int(np.count_nonzero(self._columns.arrays["scored"]))
+        stats["scored_rows"] = int(np.count_nonzero(self._priorities.columns.arrays["scored"]))
         stats["uniform_fallbacks"] = self._sampler.fallbacks
-        for name, spec in self._columns.specs.items():
+        for name, spec in self._priorities.columns.specs.items():
             if spec.late:
-                stats[f"written/{name}"] = self.written[name]
-                stats[f"stale/{name}"] = self.stale[name]
+                stats[f"written/{name}"] = self._priorities.written[name]
+                stats[f"stale/{name}"] = self._priorities.stale[name]
         if self._sampler.beta is not None:
             stats["beta"] = self._sampler.beta
         if self.clips is not None:
@@ -452,10 +395,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
     def nbytes(self) -> int:
         """Bytes held by the rows written, all columns, the priority trees and the clips kept."""
         rows = row_bytes(self._storage._storage) * len(self) if self._storage.initialized else 0
-        columns = sum(array.nbytes for array in self._columns.arrays.values()) + self._writer.slot_generations.nbytes
-        leaves = 1 << (self.capacity - 1).bit_length()
-        trees = 2 * 8 * leaves * (1 if self._largest_td is None else 2)
-        return rows + columns + trees + (0 if self.clips is None else self.clips.nbytes)
+        return rows + self._priorities.nbytes + (0 if self.clips is None else self.clips.nbytes)
 
     def replay_frequencies(self) -> dict[str, float]:
         """Returns how sampling treated each kind of row since the last call; see `SampleMonitor.report`."""
@@ -466,16 +406,13 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
     def empty(self, empty_write_count: bool = True) -> None:
         """Forgets everything but the settings, the generator and the schedules' place."""
         super().empty(empty_write_count)
-        self._columns.reset(slice(None))
-        if self._largest_td is not None:
-            self._largest_td = LiveMaximum(self.capacity)
+        self._priorities.clear()
         if self.clips is not None:
             self.clips.clear()
         self._stamper.set_extra_state(None)
         if self._n_step is not None:
             self._n_step.set_extra_state(None)
-        self.monitor = SampleMonitor(self._columns.arrays, self.monitor.threshold)
-        self.written, self.stale = dict.fromkeys(self.written, 0), dict.fromkeys(self.stale, 0)
+        self.monitor = SampleMonitor(self._priorities.columns.arrays, self.monitor.threshold)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns copies of everything that later draws depend on, as tensors and plain values (weights_only-safe)."""
@@ -508,13 +445,3 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
 
 def _schedule(value: float | LinearSchedule) -> LinearSchedule:
     return value if isinstance(value, LinearSchedule) else LinearSchedule(float(value), float(value))
-
-
-def _int64(values: ArrayLike | Tensor, name: str, source: str) -> NDArray[np.int64]:
-    """Returns whole numbers as an array; raises ValueError naming ``source`` for anything else."""
-    if isinstance(values, Tensor):
-        values = values.detach().cpu().numpy()
-    array = np.ascontiguousarray(values)
-    if array.dtype.kind not in "iu" and array.size:  # an empty list is float64
-        raise ValueError(f"{source}: {name} must be integers, got {array.dtype}")
-    return array.astype(np.int64, copy=False)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from tensordict import TensorDict
 
 from vlmrb.replay.terms import PriorityTerm
@@ -125,3 +125,13 @@ class Columns:
         self.reset(slice(None))
         for name, values in state.items():
             self.arrays[name][: len(values)] = values.numpy()
+
+
+def whole_numbers(values: ArrayLike | torch.Tensor, name: str, source: str) -> NDArray[np.int64]:
+    """Returns whole numbers as an array; raises ValueError naming ``source`` for anything else."""
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu().numpy()
+    array = np.ascontiguousarray(values)
+    if array.dtype.kind not in "iu" and array.size:  # an empty list is float64
+        raise ValueError(f"{source}: {name} must be integers, got {array.dtype}")
+    return array.astype(np.int64, copy=False)

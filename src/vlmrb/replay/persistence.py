@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from tensordict import TensorDict
 
 from vlmrb.replay.transform import STAMP
@@ -32,17 +30,13 @@ def buffer_state(buffer: VLMReplayBuffer) -> dict[str, Any]:
         "size": size,
         "rows": {} if table is None else table.first(size).to_dict(),
         "writer": buffer._writer.state_dict(),
-        "columns": buffer._columns.state_dict(size),
         "sampler": buffer._sampler.state_dict(),
-        "td_known": None if buffer._largest_td is None else torch.from_numpy(buffer._largest_td.known(size)),
-        "terms": {term.name: term.state_dict() for term in buffer.terms},
         "clips": None if buffer.clips is None else buffer.clips.state_dict(),
         "streams": buffer._stamper.get_extra_state(),
         "look_back": None if buffer._n_step is None else buffer._n_step.get_extra_state(),
         "monitor": buffer.monitor.state_dict(),
-        "written": dict(buffer.written),
-        "stale": dict(buffer.stale),
         "generator": buffer._rng.get_state(),
+        **buffer._priorities.state_dict(size),  # columns, td_known, terms, written, stale
     }
 
 
@@ -61,13 +55,8 @@ def load_buffer_state(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> None
             buffer._choose_storage(rows)
         buffer._writer.extend(rows)
     buffer._writer.load_state_dict(state["writer"])
-    buffer._columns.load_state_dict(state["columns"])
     buffer._sampler.load_state_dict(state["sampler"])
-    if buffer._largest_td is not None:
-        known = np.flatnonzero(state["td_known"].numpy())
-        buffer._largest_td.set(known, buffer._columns.arrays["td_error"][known])
-    for term in buffer.terms:
-        term.load_state_dict(state["terms"][term.name])
+    buffer._priorities.load_state_dict(state)
     if buffer.clips is not None:
         buffer.clips.load_state_dict(state["clips"])
     buffer._stamper.set_extra_state(state["streams"])
@@ -75,8 +64,6 @@ def load_buffer_state(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> None
     if buffer._n_step is not None:
         buffer._n_step.set_extra_state(state["look_back"])
     buffer.monitor.load_state_dict(state["monitor"])
-    buffer.written.update(state["written"])
-    buffer.stale.update(state["stale"])
     buffer.env_steps = state["env_steps"]
     buffer._rng.set_state(state["generator"])
 

@@ -6,8 +6,9 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
@@ -57,6 +58,34 @@ def mapped_storage(capacity: int, scratch_dir: str | Path | None) -> LazyMemmapS
     storage = LazyMemmapStorage(capacity, scratch_dir=folder, auto_cleanup=False)
     weakref.finalize(storage, shutil.rmtree, folder, ignore_errors=True)
     return storage
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Whether rows lie in memory or in files.
+
+    Attributes:
+        storage: ``memory``, ``memmap``, or ``auto``: memory-mapped if the rows would exceed ``memory_limit``.
+        scratch_dir: see `mapped_storage`.
+        memory_limit: bytes.
+    """
+
+    storage: Literal["auto", "memory", "memmap"]
+    scratch_dir: str | Path | None
+    memory_limit: int
+
+    def __post_init__(self) -> None:
+        """Refuses another word for ``storage``."""
+        if self.storage not in ("auto", "memory", "memmap"):
+            raise ValueError(f"storage={self.storage!r} must be 'auto', 'memory' or 'memmap'")
+
+    def mapped(self, capacity: int, rows: TensorDictBase) -> LazyMemmapStorage | None:
+        """Returns a memory-mapped storage for ``capacity`` rows like these, or ``None`` if they belong into memory."""
+        if self.storage == "memory":
+            return None
+        if self.storage == "auto" and capacity * row_bytes(rows.reshape(-1)) <= self.memory_limit:
+            return None
+        return mapped_storage(capacity, self.scratch_dir)
 
 
 def _leaf(rows: TensorDict, key: NestedKey) -> Tensor:

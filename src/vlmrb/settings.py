@@ -1,0 +1,80 @@
+"""Reads single sections of configuration files, for verbs that need no training run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+if TYPE_CHECKING:
+    from vlmrb.callbacks.scoring import ScoringCallback
+    from vlmrb.envs.config import EnvConfig
+
+
+def load_env(files: Sequence[str | Path]) -> EnvConfig:
+    """Returns the ``env`` section of configuration files, later ones over earlier ones.
+
+    Raises:
+        ValueError: a file is no YAML, or no file has such a section.
+    """
+    from jsonargparse import ArgumentParser
+
+    from vlmrb.envs.config import EnvConfig
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--env", type=EnvConfig, default=EnvConfig())
+    return _build(parser, "env", files)
+
+
+def load_scoring(files: Sequence[str | Path]) -> ScoringCallback:
+    """Returns the ``scoring`` section of configuration files, later ones over earlier ones, its scorer not set up yet.
+
+    Raises:
+        ValueError: a file is no YAML, no file has such a section, or it names no scorer.
+    """
+    from jsonargparse import ArgumentParser
+
+    from vlmrb.callbacks.scoring import ScoringCallback
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(ScoringCallback, "scoring")
+    scoring: ScoringCallback = _build(parser, "scoring", files)
+    if scoring.scorer is None:
+        raise ValueError(f"{_names(files)}: scoring.scorer is not set; name one as in configs/scorer/sprites.yaml")
+    return scoring
+
+
+def _build(parser: Any, section: str, files: Sequence[str | Path]) -> Any:
+    found = False
+    config = parser.get_defaults()
+    for file in files:
+        content = read_yaml(file)
+        if section in content:
+            found = True
+            config = parser.parse_object({section: content[section]}, cfg_base=config)
+    if not found:
+        raise ValueError(f"{_names(files)}: no section {section!r}; is this a configuration for something else?")
+    return parser.instantiate_classes(config)[section]
+
+
+def read_yaml(file: str | Path) -> dict[str, Any]:
+    """Returns the settings in a file.
+
+    Raises:
+        ValueError: the file is missing, empty, no YAML, or something else than a mapping.
+    """
+    try:
+        content = yaml.safe_load(Path(file).read_text())
+    except OSError as error:
+        raise ValueError(f"configuration {file} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"configuration {file} is no YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"configuration {file} holds no settings")
+    return content
+
+
+def _names(files: Sequence[str | Path]) -> str:
+    return ", ".join(map(str, files)) or "no configuration file"
