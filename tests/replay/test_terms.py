@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.replay.terms import AgeTerm, LiveMaximum, PriorityTerm, TDTerm, VLMTerm, compose
 
 
@@ -108,3 +109,15 @@ def test_the_live_maximum_is_the_largest_value_known(changes):
 def test_freshness_is_lost_at_the_rate_tau():
     young, old = priority(AgeTerm(50.0), 1000.0, 900.0)
     assert old / young == pytest.approx(np.exp(-100 / 50))
+
+
+def test_a_buffer_refuses_a_term_that_cannot_take_a_row_without_late_information():
+    class Reciprocal(PriorityTerm):
+        name = "reciprocal"
+        column = "visits"  # 0 for a row just written
+
+        def log_priority(self, values):
+            return -np.log(values)
+
+    with pytest.raises(ValueError, match=r"a row without late information: priority term 'reciprocal' gave a"):
+        VLMReplayBuffer(8, batch_size=2, terms=[Reciprocal()])

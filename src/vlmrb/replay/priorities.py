@@ -29,6 +29,9 @@ class Priorities:
         columns: the facts that the terms read.
         written: column → values written late.
         stale: column → late values dropped, because their slots held other rows by then.
+
+    Raises:
+        ValueError: a term makes no finite priority of its column's initial value.
     """
 
     def __init__(
@@ -43,6 +46,8 @@ class Priorities:
         self._sampler = sampler
         self._read_by_terms = {term.column for term in self.terms}
         self._largest_td = LiveMaximum(capacity) if any(isinstance(term, TDTerm) for term in self.terms) else None
+        # All columns hold their initial values now: a term that cannot take them would fail at every block to come.
+        compose(self.terms, self.columns.arrays, np.zeros(1, np.int64), source="a row without late information")
 
     @property
     def nbytes(self) -> int:
