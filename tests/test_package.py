@@ -100,13 +100,5 @@ def test_every_folder_with_modules_is_a_package():
     assert [str(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []
 
 
-def test_every_module_imports_on_its_own_without_any_extra(imports):
-    assert imports["failures"] == {}
-
-
-def test_no_module_prints_at_import(imports):
-    assert imports["printed"] == ""
-
-
-def test_no_module_writes_files_at_import(imports):
-    assert imports["files"] == []
+def test_every_module_imports_on_its_own_without_any_extra_prints_nothing_and_writes_nothing(imports):
+    assert imports == {"failures": {}, "printed": "", "files": []}
