@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.loggers import TensorBoardLogger
+from numpy.typing import NDArray
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensordict import TensorDict
@@ -26,10 +27,23 @@ from vlmrb.callbacks.scoring import ScoringCallback
 from vlmrb.envs import EnvConfig
 from vlmrb.loggers import AppendingCSVLogger
 from vlmrb.replay.config import ReplayConfig
+from vlmrb.scoring.clips import ClipBatch
 from vlmrb.scoring.sprites import SpritesScorer
 
 ENVS, HORIZON = 32, 60
 EVERY, TOTAL, BLOCK = 1024, 3328, 128  # the budget is no multiple of the interval: the rest is reported at the end
+
+
+class ReportingSprites(SpritesScorer):
+    """Reports its latest score, which depends on the clips alone, and something that is no number."""
+
+    def score(self, clips: ClipBatch) -> NDArray[np.float32]:
+        scores = super().score(clips)
+        self.latest = scores[-1]
+        return scores
+
+    def stats(self) -> dict[str, float]:
+        return {"latest": self.latest, "undefined": math.nan}
 
 
 class FailAt(Callback):
@@ -52,7 +66,7 @@ def train(
         seed=3,
         hidden_sizes=[16],
     )
-    scoring = [ScoringCallback(SpritesScorer(), cache=None, backend="sync")] if module.needs_scores else []
+    scoring = [ScoringCallback(ReportingSprites(), cache=None, backend="sync")] if module.needs_scores else []
     trainer = Trainer(
         accelerator="cpu",
         devices=1,
@@ -135,10 +149,21 @@ def test_metrics_are_written_at_each_interval_and_when_the_budget_is_spent(run: 
     assert sum(row["train/episodes"] for row in rows) >= ENVS * (TOTAL // ENVS // HORIZON)
 
 
+def test_what_the_scorer_reports_about_itself_is_among_the_metrics(run: tuple[Path, DQN, Trainer]) -> None:
+    folder, module, _ = run
+    rows = read(folder)
+    assert module.scoring is not None
+    assert rows[-1]["scoring/scorer_latest"] == module.scoring.stats()["scorer_latest"]
+    assert {"scoring/scorer_latest"} == {name for row in rows for name in row if "scorer_" in name}
+    events = EventAccumulator(str(folder)).Reload().Scalars("scoring/scorer_latest")
+    assert [event.value for event in events] == pytest.approx([row["scoring/scorer_latest"] for row in rows])
+
+
 def test_every_documented_metric_is_written_and_every_written_one_documented(run: tuple[Path, DQN, Trainer]) -> None:
     folder, _, _ = run
     with (folder / "metrics.csv").open() as file:
         written = set(next(csv.reader(file))) - {"step"}
+    written = {"scoring/scorer_NAME" if name.startswith("scoring/scorer_") else name for name in written}
     text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     text = text.partition("## The run in short")[0]  # what follows is no metric
     documented = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `")}

@@ -9,12 +9,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vlmrb.scoring.clips import ClipBatch
-from vlmrb.scoring.scorer import Needs, Scorer
+from vlmrb.scoring.scorer import Needs, Scorer, ScorerError
 
 
 def expected_scores(snapshots: NDArray) -> NDArray[np.float32]:
@@ -190,3 +191,84 @@ class LibrariesScorer(GoodScorer):
     def score(self, clips: ClipBatch) -> NDArray[np.float32]:
         heavy = {"torch", "lightning", "torchrl", "tensordict", "matplotlib"} & set(sys.modules)
         return np.full(len(clips), float(bool(heavy)), np.float32)
+
+
+class ReportingScorer(GoodScorer):
+    """Reports ``stats`` beside the number of clips that it has seen; an exception is raised."""
+
+    name = "reporting"
+
+    def __init__(self, stats: Any, seconds: float = 0.0) -> None:
+        super().__init__()
+        self.answer = stats
+        self.seconds = seconds
+
+    def score(self, clips: ClipBatch) -> NDArray[np.float32]:
+        time.sleep(self.seconds)
+        return super().score(clips)
+
+    def stats(self) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        if not isinstance(self.answer, dict):
+            return self.answer
+        return {**self.answer, "clips": sum(map(len, self.seen))}
+
+
+class BusyScorer(GoodScorer):
+    """Computes on one core for some seconds and reports how much processor time it got."""
+
+    name = "busy"
+
+    def __init__(self, core: int, seconds: float) -> None:
+        super().__init__()
+        self.core = core
+        self.seconds = seconds
+        self.cpu_s = 0.0
+
+    def setup(self) -> None:
+        os.sched_setaffinity(0, {self.core})
+
+    def score(self, clips: ClipBatch) -> NDArray[np.float32]:
+        begin, cpu = time.monotonic(), time.process_time()
+        while time.monotonic() - begin < self.seconds:
+            pass
+        self.cpu_s = time.process_time() - cpu
+        return super().score(clips)
+
+    def stats(self) -> dict[str, float]:
+        return {"cpu_s": self.cpu_s}
+
+
+class LargeScorer(GoodScorer):
+    """Says how much GPU memory it needs."""
+
+    name = "large"
+
+    def __init__(self, memory_bytes: int | None, device: str = "auto") -> None:
+        super().__init__()
+        self.memory_bytes = memory_bytes
+        self.device = device
+        self.setups = 0
+
+    def setup(self) -> None:
+        self.setups += 1
+
+
+class RefusingScorer(GoodScorer):
+    """Refuses to be set up; given a file, only from the second time on, after it has died at its first batch."""
+
+    name = "refusing"
+
+    def __init__(self, count_file: str | None = None) -> None:
+        super().__init__()
+        self.count_file = count_file
+
+    def setup(self) -> None:
+        if self.count_file is not None and not Path(self.count_file).exists():
+            Path(self.count_file).touch()
+            return
+        raise ScorerError("scorer 'refusing' has no weights")
+
+    def score(self, clips: ClipBatch) -> NDArray[np.float32]:
+        os._exit(3)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
+import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vlmrb.scoring.clips import ClipBatch
+from vlmrb.scoring.gpu import require_gpu_memory
 from vlmrb.scoring.scorer import Scorer, ScorerError, checked_scores
 
 logger = logging.getLogger(__name__)
 
 THREAD_GRACE_S = 5.0  # how long `close` waits for a batch that a thread is busy with
+MAX_REPORTED = 32  # numbers that a scorer may report about itself, which keeps its process's messages small
+MAX_NAME = 80  # characters of their names
 FAILURES = (
     Exception,
     SystemExit,
@@ -36,6 +42,8 @@ class Answer:
         detail: the traceback, if there is one.
         blamed: the failure happened while this batch was being scored, so its clips may be the cause.
         fatal: the scorer broke its contract.
+        busy_s: seconds that the scorer took, waiting in queues aside.
+        report: what the scorer says about itself (`Scorer.stats`); NaN for what is no number.
     """
 
     ticket: int
@@ -44,16 +52,55 @@ class Answer:
     detail: str = ""
     blamed: bool = True
     fatal: bool = False
+    busy_s: float = 0.0
+    report: dict[str, float] = field(default_factory=dict)
+
+
+def set_up(scorer: Scorer) -> None:
+    """Sets a scorer up, if the GPU has the memory that it says it needs.
+
+    Raises:
+        ScorerError: too little GPU memory is free, or the scorer itself refuses.
+        Exception: whatever else the scorer raises.
+    """
+    require_gpu_memory(scorer)
+    scorer.setup()
 
 
 def answer(scorer: Scorer, ticket: int, clips: ClipBatch) -> Answer:
     """Asks a scorer; whatever it raises becomes part of the answer."""
+    begin = time.perf_counter()
     try:
-        return Answer(ticket, checked_scores(scorer, clips))
+        scores = checked_scores(scorer, clips)
     except ScorerError as error:
         return Answer(ticket, error=str(error), fatal=True)
     except FAILURES as error:  # the service counts and reports it
         return Answer(ticket, error=f"raised {describe(error)}", detail=traceback.format_exc())
+    return Answer(ticket, scores, busy_s=time.perf_counter() - begin, report=report(scorer))
+
+
+def report(scorer: Scorer) -> dict[str, float]:
+    """Returns what a scorer says about itself, at most `MAX_REPORTED` numbers.
+
+    What is no number becomes NaN, and so does, under a name that says why, the answer of a `Scorer.stats` that fails:
+    `meter.ScoringMeter` warns of it.
+    """
+    try:
+        stats = scorer.stats()
+    except FAILURES as error:  # scores are what counts
+        return {f"stats() raised {describe(error)}"[:MAX_NAME]: math.nan}
+    if not isinstance(stats, Mapping):
+        return {f"stats() returned a {type(stats).__name__}": math.nan}
+    return {str(name)[:MAX_NAME]: _number(value) for name, value in list(stats.items())[:MAX_REPORTED]}
+
+
+def _number(value: object) -> float:
+    if isinstance(value, str | bytes):  # `float` would read them
+        return math.nan
+    try:
+        return float(value)  # type: ignore[arg-type]  # whatever has a float in it: NumPy's and torch's scalars, too
+    except FAILURES:
+        return math.nan
 
 
 def close_quietly(scorer: Scorer) -> None:
@@ -110,7 +157,9 @@ class SyncBackend(Backend):
         self._answers: list[Answer] = []
         self._closed = False
         try:
-            scorer.setup()
+            set_up(scorer)
+        except ScorerError:
+            raise
         except FAILURES as error:
             raise ScorerError(f"scorer {scorer.name!r} cannot be set up: {describe(error)}") from error
 
@@ -150,6 +199,7 @@ class ThreadBackend(Backend):
         self._ready = False
         self._closed = False
         self._end = "ended its thread"  # why the thread is gone, once it is
+        self._refusal: ScorerError | None = None
         self._thread = threading.Thread(target=self._run, name=f"scorer-{scorer.name}", daemon=True)
         self._thread.start()
 
@@ -164,7 +214,14 @@ class ThreadBackend(Backend):
         self._batches.put((ticket, clips))
 
     def collect(self) -> list[Answer]:
-        """Returns what the thread has answered; once it is gone, that the rest will get no scores."""
+        """Returns what the thread has answered; once it is gone, that the rest will get no scores.
+
+        Raises:
+            ScorerError: the scorer refused to be set up.
+        """
+        if self._refusal is not None:
+            refusal, self._refusal = self._refusal, None
+            raise refusal
         gone = not self._closed and not self._thread.is_alive()  # asked first, so that no answer comes after the look
         answers = [self._answers.get_nowait() for _ in range(self._answers.qsize())]
         for _ in answers:
@@ -187,7 +244,10 @@ class ThreadBackend(Backend):
 
     def _run(self) -> None:
         try:
-            self._scorer.setup()
+            set_up(self._scorer)
+        except ScorerError as error:
+            self._end, self._refusal = "could not be set up", error
+            return
         except BaseException as error:  # Ctrl-C reaches the main thread only, so whatever this is, the scorer raised it
             self._end = f"could not be set up ({describe(error)})"
             return

@@ -32,6 +32,11 @@ class ScoringConfig:
         backoff_s: seconds before the first restart, doubled with each further one in a row, at most 60 (process only).
         threads: CPU threads of the scoring process, left to the libraries' own choice if ``None``. Higher → faster
             scores on a CPU, slower training beside them (process only).
+        duty_cycle: largest share of the time in which the scoring process computes, in (0, 1]; it rests after each
+            batch (process only). Lower → more of a shared GPU or CPU is left to training, fewer clips/s, later scores.
+        low_priority: the scoring process gives way where training wants the same CPU cores (process only). Kernels on a
+            shared GPU are not ordered by it: CUDA's stream priorities hold within one process, and the usual stream has
+            the lowest already; ``duty_cycle`` is what bounds the scorer there.
         seed: seeds the ``random`` policy.
     """
 
@@ -45,6 +50,8 @@ class ScoringConfig:
     max_restarts: int = 3
     backoff_s: float = 1.0
     threads: int | None = 1
+    duty_cycle: float = 1.0
+    low_priority: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -56,6 +63,14 @@ class ScoringConfig:
                 raise ValueError(f"scoring.{name}={getattr(self, name)} must be at least 1")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"scoring.threads={self.threads} must be at least 1, or null")
+        if not 0 < self.duty_cycle <= 1:
+            raise ValueError(f"scoring.duty_cycle={self.duty_cycle} must lie in (0, 1]")
+        for name, unset in (("duty_cycle", 1), ("low_priority", False)):
+            if self.backend != "process" and getattr(self, name) != unset:
+                raise ValueError(
+                    f"scoring.{name}={getattr(self, name)} needs a scoring process: set scoring.backend=process, or "
+                    f"leave {name} out (scoring.backend is {self.backend})"
+                )
         for name in ("timeout_s", "startup_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"scoring.{name}={getattr(self, name)} must be positive")

@@ -74,6 +74,7 @@ class ProcessBackend(Backend):
         self._raised = 0  # batches in a row
         self._failures = 0  # processes in a row
         self._clock = 0.0  # when the present state, or the batch at the head, began
+        self._rests_until = 0.0  # for `ScoringConfig.duty_cycle`; resting is no hanging
         self._state: Literal["starting", "ready", "pausing", "dead"] = "starting"
         self._process: subprocess.Popen[bytes] | None = None
         self._dying: list[subprocess.Popen[bytes]] = []
@@ -107,7 +108,7 @@ class ProcessBackend(Backend):
         _write(self._mail.fileno(), snapshots, offset)
         _write(self._mail.fileno(), numbers, offset + snapshots.nbytes)
         if not self._unanswered:
-            self._clock = time.monotonic()
+            self._clock = max(time.monotonic(), self._rests_until)
         self._unanswered.append(ticket)
         try:
             self._pipe.send((ticket, offset, snapshots.dtype.str, snapshots.shape))
@@ -156,6 +157,7 @@ class ProcessBackend(Backend):
         ours, theirs = Pipe(duplex=True)
         fds = (theirs.fileno(), self._mail.fileno(), self._payload.fileno())
         arguments = [str(number) for number in (*fds, os.getpid())]
+        arguments += [repr(self._config.duty_cycle), str(int(self._config.low_priority))]
         environment = {
             **os.environ,
             INSIDE: "1",
@@ -179,7 +181,7 @@ class ProcessBackend(Backend):
         self._pipe = ours
         self._poller = select.poll()
         self._poller.register(ours.fileno(), select.POLLIN)
-        self._state, self._clock, self._raised = "starting", time.monotonic(), 0
+        self._state, self._clock, self._raised, self._rests_until = "starting", time.monotonic(), 0, 0.0
 
     def _receive(self) -> list[Answer]:
         assert self._pipe is not None
@@ -196,14 +198,18 @@ class ProcessBackend(Backend):
                 f"scorer {self._name!r} cannot be rebuilt in its process ({content}): define it in a module, "
                 "or use scoring.backend=thread"
             )
-        if kind == "failed":
+        if kind == "refused" and not self.restarts:
+            self._stop(KILL_WAIT_S)
+            raise ScorerError(content)
+        if kind in ("refused", "failed"):
             return self._lose(f"could not be set up ({content})")
-        return self._answered(content)
+        found, rest_s = content
+        return self._answered(found, rest_s)
 
-    def _answered(self, found: Answer) -> list[Answer]:
+    def _answered(self, found: Answer, rest_s: float) -> list[Answer]:
         expected = self._unanswered.popleft()
         assert found.ticket == expected, "the scorer answers in order"
-        self._clock = time.monotonic()  # the next batch began at the latest now
+        self._clock = self._rests_until = time.monotonic() + rest_s  # the next batch begins at the latest then
         if found.scores is not None:
             self._failures = self._raised = 0
             return [found]

@@ -33,12 +33,14 @@ class Scorer(ABC):
         version: changes whenever answers may change (weights, prompt, thresholds); part of the score cache's key.
         needs: what `score` reads off its clips.
         frame_size: upper bound of the frames' height and width in pixels; ``None`` is the environment's default.
+        memory_bytes: GPU memory that the scorer takes in all, checked before `setup`; ``None`` if unknown.
     """
 
     name: str
     version: str
     needs: Needs = "frames"
     frame_size: int | None = None
+    memory_bytes: int | None = None
 
     def setup(self) -> None:  # noqa: B027 — optional to override
         """Loads what is heavy; called once, in the process or thread that scores."""
@@ -53,6 +55,14 @@ class Scorer(ABC):
         Returns:
             ``float32[B]`` in [0, 1]: how sure the scorer is that the clip shows success (the paper's r).
         """
+
+    def stats(self) -> dict[str, float]:
+        """Reports on the scorer itself; asked after each batch, where `setup` was called.
+
+        Returns:
+            Name → number, a few of them; the metrics show each as ``scoring/scorer_NAME``.
+        """
+        return {}
 
     def close(self) -> None:  # noqa: B027 — optional to override
         """Frees what `setup` took; called once, where `setup` was called."""

@@ -51,6 +51,9 @@ class ScoringService:
         control: changes scores on their way into the buffer.
         **settings: see `ScoringConfig`.
 
+    Attributes:
+        meter: what has been counted and measured.
+
     Raises:
         ScorerError: the scorer has no name or version, or cannot be set up (``sync``) or sent to its process
             (``process``).
@@ -79,8 +82,8 @@ class ScoringService:
         self._buffer = buffer
         self._clips = buffer.clips
         self._renderer = renderer
-        self._meter = ScoringMeter(buffer.monitor.threshold)
-        self._counts = self._meter.counts
+        self.meter = ScoringMeter(buffer.monitor.threshold, scorer.name)
+        self._counts = self.meter.counts
         self._queue = AdmissionQueue(
             make_policy(self.config.policy, self.config.seed),
             None if self.config.backend == "sync" else self.config.max_waiting,  # nothing waits there from poll to poll
@@ -164,11 +167,11 @@ class ScoringService:
         Beside the fields of `meter.Counts`: ``waiting``, ``in_flight``, ``restarts``; ``share_scored`` (of the
         emitted), ``share_positive`` (of the scored), ``clips_per_s``; ``latency_ms_p50`` and ``_p95`` (of a batch, from
         hand-over to answer), ``delay_env_steps_mean`` and ``_p95`` (of a clip, from completion to the written score).
-        Rates, latencies and delays are over the latest answers, NaN before the first. ``control_…`` is what the control
-        reports.
+        Rates, latencies and delays are over the latest answers, NaN before the first. ``scorer_…`` is what the scorer
+        reports about itself, ``control_…`` what the control does.
         """
         handed_over = [content for contents, _ in self._in_flight.values() for content in contents]
-        stats = self._meter.stats() | {
+        stats = self.meter.stats() | {
             "waiting": sum(len(content.clip_ids) for content in self._queue.waiting.values()),
             "in_flight": sum(len(content.clip_ids) for content in handed_over),
             "restarts": self._backend.restarts,
@@ -179,7 +182,7 @@ class ScoringService:
 
     def histogram(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Returns how often scores fell into each of 20 equal bins since the run began: counts and the 21 edges."""
-        return self._meter.histogram()
+        return self.meter.histogram()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a resumed run needs, in tensors and plain types; clips in flight are saved as waiting."""
@@ -195,7 +198,7 @@ class ScoringService:
             "schema": SCHEMA,
             "scorer": self._identity,
             "waiting": torch.tensor(rows, dtype=torch.int64).reshape(-1, 3),  # clip id, completed at, attempts
-            "meter": self._meter.state_dict(),
+            "meter": self.meter.state_dict(),
             "policy": {"name": policy.name, "state": policy.state_dict()},
             "control": None if control is None else {"name": control.name, "state": control.state_dict()},
             "cache": None if self.cache is None else self.cache.state_dict(),
@@ -224,7 +227,7 @@ class ScoringService:
         self._queue.policy.load_state_dict(state["policy"]["state"])
         if self.control is not None:
             self.control.load_state_dict(state["control"]["state"])
-        self._meter.load_state_dict(state["meter"])
+        self.meter.load_state_dict(state["meter"])
         if self.cache is not None and state["cache"] is not None:
             self.cache.load_state_dict(state["cache"])
         rows = state["waiting"].tolist()
@@ -286,7 +289,7 @@ class ScoringService:
         for found in answers:
             contents, handed_over = self._in_flight.pop(found.ticket)
             if found.scores is not None:
-                self._meter.answered(time.monotonic() - handed_over)
+                self.meter.answered(len(contents), time.monotonic() - handed_over, found.busy_s, found.report)
                 settled += contents
                 scores.append(found.scores)
                 continue
@@ -332,7 +335,7 @@ class ScoringService:
         if self.control is not None:
             scores = self.control.apply(scores)
         self._buffer.write_scores(clip_ids, scores, source=f"scorer {self.scorer.name!r}")
-        self._meter.written(scores, [self._env_steps - step for step in completed])
+        self.meter.written(scores, [self._env_steps - step for step in completed])
 
     # When it fails
 

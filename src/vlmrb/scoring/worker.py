@@ -16,22 +16,27 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 
-from vlmrb.scoring.backends import Answer, answer, close_quietly, describe
+from vlmrb.scoring.backends import Answer, answer, close_quietly, describe, set_up
 from vlmrb.scoring.clips import ClipBatch, Renderer
-from vlmrb.scoring.scorer import Scorer
+from vlmrb.scoring.scorer import Scorer, ScorerError
 
 PR_SET_PDEATHSIG = 1
 PARENT_CHECK_S = 1.0
 GUARD_CHECK_S = 0.2
+NICENESS = 10  # of a scorer of low priority: a tenth of the processor time of who wants it as well
+AUTOGROUP = Path("/proc/self/autogroup")
 MAX_TEXT = 4000  # characters of an error sent back, so that a message stays small enough to be taken whole
 
 
-def main(pipe_fd: int, mail_fd: int, payload_fd: int, parent: int) -> int:
+def main(
+    pipe_fd: int, mail_fd: int, payload_fd: int, parent: int, duty_cycle: float = 1.0, low_priority: bool = False
+) -> int:
     """Scores batches until the pipe closes.
 
     Args:
@@ -39,10 +44,14 @@ def main(pipe_fd: int, mail_fd: int, payload_fd: int, parent: int) -> int:
         mail_fd: the file that holds the snapshots of batches.
         payload_fd: a file that holds the pickled payload of `process.pack`.
         parent: the learner's process id.
+        duty_cycle: largest share of the time spent on batches, in (0, 1]; the process rests after each.
+        low_priority: give way to whoever wants the same processor cores.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the learner decides when to stop
     guard_children((pipe_fd, mail_fd, payload_fd))
     die_with(parent)
+    if low_priority:
+        give_way()
     pipe = Connection(pipe_fd)
     try:
         scorer, renderer = _unpack(payload_fd)
@@ -50,11 +59,15 @@ def main(pipe_fd: int, mail_fd: int, payload_fd: int, parent: int) -> int:
         pipe.send(("unusable", describe(error)[:MAX_TEXT]))
         return 1
     try:
-        scorer.setup()
+        set_up(scorer)
+    except ScorerError as error:
+        pipe.send(("refused", str(error)[:MAX_TEXT]))
+        return 1
     except Exception as error:  # foreign code
         pipe.send(("failed", describe(error)[:MAX_TEXT]))
         return 1
     pipe.send(("ready", None))
+    rests_until = 0.0
     while True:
         try:
             message = pipe.recv()
@@ -62,11 +75,34 @@ def main(pipe_fd: int, mail_fd: int, payload_fd: int, parent: int) -> int:
             message = None
         if message is None:
             break
+        # With a batch at hand the learner ends us by a signal, which a sleep does not hold up.
+        time.sleep(max(0.0, rests_until - time.monotonic()))
+        begin = time.monotonic()
         ticket, offset, dtype, shape = message
         found = answer(scorer, ticket, _read_batch(mail_fd, offset, np.dtype(dtype), shape, renderer))
-        pipe.send(("answer", _short(found)))
+        end = time.monotonic()
+        rest_s = (end - begin) * (1 / duty_cycle - 1)
+        rests_until = end + rest_s
+        pipe.send(("answer", (_short(found), rest_s)))
     close_quietly(scorer)
     return 0
+
+
+def give_way() -> None:
+    """Lowers this process's priority for the processor.
+
+    Linux may share the cores out by session first, and ours is our own: the session's priority is lowered as well.
+    """
+    os.nice(NICENESS)
+    for _ in range(10):
+        try:
+            AUTOGROUP.write_text(str(NICENESS))
+        except BlockingIOError:  # the kernel takes one such wish per tenth of a second from the whole machine
+            time.sleep(0.1)
+        except OSError:  # another system, or one that does not group by session: `nice` is enough there
+            return
+        else:
+            return
 
 
 def guard_children(fds: tuple[int, ...]) -> None:
@@ -131,9 +167,9 @@ def _read(fd: int, offset: int, size: int) -> bytearray:
     return data
 
 
-def _short(found: Answer) -> Any:
-    return Answer(found.ticket, found.scores, found.error[:MAX_TEXT], found.detail[-MAX_TEXT:], fatal=found.fatal)
+def _short(found: Answer) -> Answer:
+    return replace(found, error=found.error[:MAX_TEXT], detail=found.detail[-MAX_TEXT:])
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    sys.exit(main(*map(int, sys.argv[1:5]), float(sys.argv[5]), sys.argv[6] == "1"))
