@@ -17,6 +17,10 @@ usage: vlmrb VERB [options]
   evaluate   play episodes with a trained agent: vlmrb evaluate --ckpt runs/…/checkpoints/last.ckpt
   demo       five minutes on a laptop: VLM-RB beside uniform replay, with pictures, in runs/demo
   sweep      configurations × seeds → CSV and a plot with confidence bands; resumable
+  serve      put a scorer behind HTTP: vlmrb serve -c configs/scorer/sprites.yaml; runs use configs/scorer/remote.yaml
+  corpus     collect labelled clips of an environment, or of your own videos
+  calibrate  judge scorers and prompts on a corpus before a run is paid for; chooses the threshold
+  score      draw a scorer's answers along a video or an episode
   doctor     check this machine: versions, GPU, rendering, disk; says what to install
 
 Every verb answers --help; `vlmrb fit --help` lists all settings. VLMRB_DEBUG=1 shows full tracebacks.
@@ -47,6 +51,30 @@ def _sweep(args: list[str]) -> int:
     return _call(sweep, args)
 
 
+def _serve(args: list[str]) -> int:
+    from vlmrb.serving.serve import serve
+
+    return _call(serve, args)
+
+
+def _corpus(args: list[str]) -> int:
+    from vlmrb.calibration.verbs import corpus
+
+    return _call(corpus, args)
+
+
+def _calibrate(args: list[str]) -> int:
+    from vlmrb.calibration.verbs import calibrate
+
+    return _call(calibrate, args)
+
+
+def _score(args: list[str]) -> int:
+    from vlmrb.calibration.verbs import score
+
+    return _call(score, args)
+
+
 def _doctor(args: list[str]) -> int:
     from vlmrb.doctor import doctor
 
@@ -58,6 +86,10 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "evaluate": _evaluate,
     "demo": _demo,
     "sweep": _sweep,
+    "serve": _serve,
+    "corpus": _corpus,
+    "calibrate": _calibrate,
+    "score": _score,
     "doctor": _doctor,
 }
 

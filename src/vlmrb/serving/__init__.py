@@ -1,0 +1,1 @@
+"""Scoring over the network: the wire format, the client side of it, and the server."""
