@@ -1,0 +1,112 @@
+"""Finds, identifies and loads models of the transformers library, and says in one line what is missing if it cannot."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from vlmrb.scoring.scorer import ScorerError
+
+_WHOLE_BYTES = 16 << 20  # files up to this size are digested whole, larger ones by samples
+_SAMPLES, _SAMPLE_BYTES = 64, 1 << 16
+_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model")
+
+
+def is_folder(model: str) -> bool:
+    """Says whether a model is a local folder rather than the id of one on the hub.
+
+    Raises:
+        ValueError: it is written as a path, but there is no such folder.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return True
+    if model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise ValueError(
+            f"scorer model={model!r} is no folder; give one that holds config.json, or an id like org/name"
+        )
+    return False
+
+
+def fingerprint(folder: Path) -> str:
+    """Digests a model's folder: configuration, tokenizer, weights.
+
+    Weights beyond 16 MiB are sampled at 64 places, which tells trained models apart and takes no time.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    files = sorted(file for pattern in _FILES for file in folder.glob(pattern) if not file.name.endswith(".index.json"))
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name}:{size};".encode())
+        with file.open("rb") as stream:
+            if size <= _WHOLE_BYTES:
+                digest.update(stream.read())
+                continue
+            for place in range(_SAMPLES):
+                stream.seek((size - _SAMPLE_BYTES) * place // (_SAMPLES - 1))
+                digest.update(stream.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def load(model: str, revision: str | None, dtype: str, device: str, attn_implementation: str | None) -> tuple[Any, Any]:
+    """Loads processor and model, from the local copy if there is one and else from the hub.
+
+    Args:
+        model: an id on the hub or a folder.
+        revision: branch, tag or commit; ``None`` is the hub's main branch.
+        dtype: as in torch, or ``auto`` for the one the weights were saved in.
+        device: as in torch.
+        attn_implementation: as in transformers; ``None`` leaves it the choice.
+
+    Returns:
+        Processor and model, ready for inference.
+
+    Raises:
+        ScorerError: a package is missing, or the model cannot be had or loaded.
+    """
+    _need("transformers", "torchvision")
+    import transformers
+
+    options: dict[str, Any] = {"dtype": dtype}
+    if attn_implementation is not None:
+        options["attn_implementation"] = attn_implementation
+    folder = is_folder(model)
+    place = str(Path(model).expanduser()) if folder else model
+    for local in (True,) if folder else (True, False):  # what is here needs no network, and stays what it is
+        source = {"revision": revision or "main", "local_files_only": local}
+        try:
+            processor = transformers.AutoProcessor.from_pretrained(place, **source)
+            found: Any = transformers.AutoModelForImageTextToText.from_pretrained(place, **source, **options)
+            break
+        except ImportError as error:
+            raise ScorerError(f"model {model} needs a package ({_line(error)}): pip install 'vlmrb[vlm]'") from error
+        except (OSError, ValueError, KeyError) as error:
+            if folder or not local:
+                raise ScorerError(_cannot_load(model, revision, error)) from error
+    if getattr(processor, "tokenizer", None) is None:
+        raise ScorerError(f"model {model} has no processor with a tokenizer: it is no image-text-to-text model")
+    processor.tokenizer.padding_side = "left"
+    found = found.to(device)
+    return processor, found.eval().requires_grad_(False)
+
+
+def _need(*packages: str) -> None:
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if missing:
+        raise ScorerError(f"vision-language models need {' and '.join(missing)}: pip install 'vlmrb[vlm]'")
+
+
+def _cannot_load(model: str, revision: str | None, error: Exception) -> str:
+    at = f" --revision {revision}" if revision else ""
+    if is_folder(model):
+        return f"model folder {model} cannot be loaded ({_line(error)})"
+    return (
+        f"model {model!r} is not on this machine and cannot be fetched ({_line(error)}): on a machine with network run "
+        f"`hf download {model}{at}`, and copy its cache (HF_HOME) or give the folder as scorer.init_args.model"
+    )
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
