@@ -111,11 +111,11 @@ class RemoteScorer(Scorer):
         """Waits for a server and makes sure that it still has the scorer that the run began with.
 
         Raises:
-            ScorerError: no server in time, or another scorer.
+            RemoteError: no server in time, or another scorer; like any failure, it may be gone at the next try.
         """
         known, (identity, self._max_bytes) = self._known(), self._ask()
         if identity != known:
-            raise ScorerError(f"the servers' scorer has become {identity}; this run began with {known}")
+            raise RemoteError(f"the servers' scorer has become {identity}; this run began with {known}")
 
     def score(self, clips: ClipBatch) -> NDArray[np.float32]:
         """Sends clips, in two halves if they are more than a server takes at a time.
@@ -158,26 +158,25 @@ class RemoteScorer(Scorer):
 
     def _known(self) -> Identity:
         if self._identity is None:
-            self._identity, self._max_bytes = self._ask()
+            try:
+                identity, self._max_bytes = self._ask()
+            except RemoteError as error:
+                raise ScorerError(
+                    f"no scoring server is there ({error}): start one with `vlmrb serve -c configs/scorer/….yaml`, "
+                    "correct the scorer's urls, or let its wait_s be longer"
+                ) from error
+            for what, wanted in zip(("name", "version"), self._pinned, strict=True):
+                found = getattr(identity, what)
+                if wanted not in (None, found):
+                    where = ", ".join(self._client.urls)
+                    raise ScorerError(f"{where}: the scorer's {what} is {found!r}, but scorer_{what} wants {wanted!r}")
+            self._identity = identity
         return self._identity
 
     def _ask(self) -> tuple[Identity, int]:
         """Returns who scores, and how many bytes a request may have."""
-        where = ", ".join(self._client.urls)
-        logger.info("asking %s who scores; waiting up to %g s", where, self._wait_s)
-        try:
-            identity, max_bytes = self._client.ask("/info", _read_info, deadline_s=self._wait_s, patient=False)
-        except RemoteError as error:
-            raise ScorerError(
-                f"no scoring server is there ({error}): start one with `vlmrb serve -c configs/scorer/….yaml`, or let "
-                "scoring.scorer.init_args.wait_s be longer"
-            ) from error
-        for what, wanted, found in zip(
-            ("name", "version"), self._pinned, (identity.name, identity.version), strict=True
-        ):
-            if wanted not in (None, found):
-                raise ScorerError(f"{where}: scorer {what} is {found!r}, but scorer_{what} asks for {wanted!r}")
-        return identity, max_bytes
+        logger.info("asking %s who scores; waiting up to %g s", ", ".join(self._client.urls), self._wait_s)
+        return self._client.ask("/info", _read_info, deadline_s=self._wait_s, patient=False)
 
 
 def _read_info(content: bytes) -> tuple[Identity, int]:

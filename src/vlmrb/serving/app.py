@@ -15,6 +15,7 @@ import litserve as ls
 import numpy as np
 from fastapi import Depends, HTTPException, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
+from litserve.connector import check_cuda_with_nvidia_smi
 from litserve.loops.simple_loops import BatchedLoop
 from litserve.utils import LitAPIStatus, LoopResponseType, WorkerSetupStatus
 
@@ -245,6 +246,8 @@ def make_server(
         scorer, batch_clips, limits, info_file, max_batch_size=max(2, batch_clips), batch_timeout=batch_wait_s
     )
     metrics = Metrics()
+    if accelerator == "auto":  # LitServe's own choice loads torch to find out
+        accelerator = "cuda" if check_cuda_with_nvidia_smi() else "cpu"
     server = ls.LitServer(
         api,
         accelerator=accelerator,

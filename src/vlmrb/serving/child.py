@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pickle
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from vlmrb.scoring.backends import describe
+from vlmrb.scoring.process import THREAD_VARIABLES
 from vlmrb.scoring.worker import die_with, guard_children
 
 logger = logging.getLogger(__name__)
@@ -23,20 +25,54 @@ def main(options: dict[str, Any], parent: int) -> int:
         parent: process id of the one that started this.
     """
     guard_children(())  # before anything starts a thread
-    die_with(parent)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    packed = _load(options.pop("configs"))
+    die_with(parent)
+    if packed is None:
+        return 1
     try:
-        _serve(**options)
+        _serve(packed, **options)
     except Exception as error:
-        from vlmrb.cli import one_line
-
-        logger.error("vlmrb serve: error: %s", one_line(error))
+        logger.error("vlmrb serve: error: %s", describe(error))
         return 1
     return 0
 
 
+def _load(configs: list[str]) -> bytes | None:
+    """Returns what serving needs of the configuration, pickled; ``None`` after saying why that cannot be had.
+
+    It is read in a process that ends thereupon: reading takes libraries that serving does not, a GiB of memory of them.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(writer)
+        with os.fdopen(reader, "rb") as file:
+            packed = file.read()
+        os.waitpid(child, 0)
+        return packed or None
+    try:
+        from vlmrb.scoring.process import pack
+        from vlmrb.scoring.scorer import identity
+        from vlmrb.settings import load_scoring
+
+        scoring = load_scoring(configs)
+        assert scoring.scorer is not None
+        identity(scoring.scorer)
+        pack(scoring.scorer, None)  # says in one line if it cannot travel to a worker
+        with os.fdopen(writer, "wb") as file:
+            pickle.dump((scoring.scorer, scoring.config.batch_clips, scoring.config.threads), file)
+    except Exception as error:
+        from vlmrb.cli import one_line
+
+        logger.error("vlmrb serve: error: %s", one_line(error))
+    finally:
+        os._exit(0)
+
+
 def _serve(
-    configs: list[str],
+    packed: bytes,
+    folder: str,
     host: str,
     port: int,
     api_key_env: str,
@@ -49,45 +85,36 @@ def _serve(
     tls_cert: str | None,
     tls_key: str | None,
 ) -> None:
-    from vlmrb.scoring.process import THREAD_VARIABLES, pack
-    from vlmrb.scoring.scorer import identity
-    from vlmrb.settings import load_scoring
-
-    scoring = load_scoring(configs)
-    scorer = scoring.scorer
-    assert scorer is not None
-    identity(scorer)
-    pack(scorer, None)  # says in one line what cannot travel to a worker
-    if scoring.config.threads is not None:
-        os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(scoring.config.threads)))
+    scorer, batch_clips, threads = pickle.loads(packed)
+    if threads is not None:
+        os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
 
     from vlmrb.serving.app import Limits, make_server
 
     request_bytes = int(max_request_mb * 2**20)
-    with tempfile.TemporaryDirectory(prefix="vlmrb-serve-") as folder:
-        server = make_server(
-            scorer,
-            key=os.environ.get(api_key_env) or None,
-            limits=Limits(request_bytes, 64 * request_bytes, timeout_s),
-            info_file=Path(folder) / "scorer.json",
-            batch_clips=scoring.config.batch_clips,
-            batch_wait_s=batch_wait_ms / 1000,
-            accelerator=accelerator,
-            devices=devices,
-            workers_per_device=workers_per_device,
-        )
-        tls = {"ssl_certfile": tls_cert, "ssl_keyfile": tls_key} if tls_cert else {}
-        logger.info("loading scorer %r on %d workers", scorer.name, server.app.state.front.workers)
-        # One thread of this process talks HTTP, so that requests of a worker that died can be found and answered.
-        server.run(
-            host=host,
-            port=port,
-            num_api_servers=1,
-            log_level="warning",
-            generate_client_file=False,
-            api_server_worker_type="thread",
-            **tls,
-        )
+    server = make_server(
+        scorer,
+        key=os.environ.get(api_key_env) or None,
+        limits=Limits(request_bytes, 64 * request_bytes, timeout_s),
+        info_file=Path(folder) / "scorer.json",
+        batch_clips=batch_clips,
+        batch_wait_s=batch_wait_ms / 1000,
+        accelerator=accelerator,
+        devices=devices,
+        workers_per_device=workers_per_device,
+    )
+    tls = {"ssl_certfile": tls_cert, "ssl_keyfile": tls_key} if tls_cert else {}
+    logger.info("loading scorer %r on %d workers", scorer.name, server.app.state.front.workers)
+    # One thread of this process talks HTTP, so that requests of a worker that died can be found and answered.
+    server.run(
+        host=host,
+        port=port,
+        num_api_servers=1,
+        log_level="warning",
+        generate_client_file=False,
+        api_server_worker_type="thread",
+        **tls,
+    )
 
 
 if __name__ == "__main__":

@@ -225,7 +225,7 @@ class Client:
                 redirect=False,
                 preload_content=False,
             )
-            content = b""
+            content = bytearray()
             for part in response.stream(1 << 16):
                 content += part
                 if len(content) > MAX_ANSWER_BYTES or time.monotonic() > ends:
@@ -240,7 +240,7 @@ class Client:
             if "CERTIFICATE" in str(error) or isinstance(error, urllib3.exceptions.SSLError):
                 raise _UnsuitableError(f"its certificate is not trusted ({_reason(error)}); see ca_file") from error
             raise _UnreachableError(f"broke the connection ({_reason(error)})") from error
-        return self._content(response.status, content)
+        return self._content(response.status, bytes(content))
 
     def _content(self, status: int, content: bytes) -> bytes:
         if status == 200:

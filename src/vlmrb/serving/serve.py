@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -82,20 +83,20 @@ def serve(
             raise ValueError(f"{file} is no file")
     if find_spec("litserve") is None:
         raise ValueError("serving needs LitServe: pip install 'vlmrb[server]'")
-    return _supervise(
-        {
-            **positive,
-            "configs": configs,
-            "host": host,
-            "port": port,
-            "api_key_env": api_key_env,
-            "accelerator": accelerator,
-            "devices": devices,
-            "batch_wait_ms": batch_wait_ms,
-            "tls_cert": tls_cert,
-            "tls_key": tls_key,
-        }
-    )
+    options = {
+        **positive,
+        "configs": configs,
+        "host": host,
+        "port": port,
+        "api_key_env": api_key_env,
+        "accelerator": accelerator,
+        "devices": devices,
+        "batch_wait_ms": batch_wait_ms,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+    }
+    with tempfile.TemporaryDirectory(prefix="vlmrb-serve-") as folder:  # here, as the one that is not killed
+        return _supervise({**options, "folder": folder})
 
 
 def _supervise(options: dict[str, Any]) -> int:
