@@ -34,6 +34,15 @@ class Chat:
     fps: float
     video: bool
 
+    def shows(self, kind: str) -> bool:
+        """Says whether the chat template puts a ``video`` or an ``image`` into the prompt.
+
+        Raises:
+            ScorerError: there is no chat template.
+        """
+        text = {"type": "text", "text": self.question}
+        return self._rendered([{"type": kind}, text]) != self._rendered([text])
+
     def inputs(self, movies: NDArray[np.uint8]) -> dict[str, torch.Tensor]:
         """Returns what the model's forward takes, on the CPU.
 
@@ -81,6 +90,17 @@ class Chat:
             "duration": length / self.fps,
             "frames_indices": list(range(length)),
         }
+
+    def _rendered(self, content: list[dict[str, Any]]) -> str:
+        try:
+            return self.processor.apply_chat_template(
+                [{"role": "user", "content": content}], add_generation_prompt=True
+            )
+        except Exception as error:  # templates are foreign code
+            raise ScorerError(
+                f"the chat template of {type(self.processor).__name__} cannot be used ({_line(error)}): take a "
+                "model that was tuned to answer questions (often called instruct or it)"
+            ) from error
 
     def _conversation(self, movie: NDArray[np.uint8]) -> list[dict[str, Any]]:
         if self.video:

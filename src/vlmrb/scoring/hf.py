@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +20,7 @@ from vlmrb.scoring.prompts import Prompt, make_prompt
 from vlmrb.scoring.scorer import Scorer, ScorerError
 
 if TYPE_CHECKING:
+    from vlmrb.scoring.chat import Chat
     from vlmrb.scoring.hf_paths import FastPath
     from vlmrb.scoring.hf_paths import Path as ScoringPath
     from vlmrb.scoring.unique_frames import UniqueFrames
@@ -43,8 +45,9 @@ class HFScorer(Scorer):
         attn_implementation: as in transformers (``sdpa``, ``eager``, ``flash_attention_2``, …); ``None`` leaves it the
             choice.
         prompt: a name from `prompts.PROMPTS`, a question of your own, or a `Prompt` (for other words than yes and no).
-        frame_size: pixels, upper bound of a frame's sides to render; ``None`` is what the model's patch grid takes
-            without resizing, or 256 for models that take any size. Higher → finer detail and more tokens there.
+        frame_size: pixels, upper bound of a frame's sides to render; ``None`` becomes, at `setup`, what the model's
+            patch grid takes without resizing, or 256 for models that take any size. Higher → finer detail and more
+            tokens there.
         batch_clips: most clips in one forward pass. Higher → more clips/s from a GPU, more memory; a batch that does
             not fit is halved by itself, for good.
         video: show clips as videos (``True``), as lists of images (``False``), or as the model can (``auto``).
@@ -135,8 +138,13 @@ class HFScorer(Scorer):
         processor, model = load(self.model, self.revision, self.dtype, device, self.attn_implementation)
         self._answers = find_answer_tokens(processor.tokenizer, self.question)
         family = family_of(model)
-        self._size = self.frame_size or natural_frame_size(processor, family)
-        chat = Chat(processor, family, self.question.text, self.fps, self._choose_video(processor))
+        natural = natural_frame_size(processor, family)
+        if self.frame_size is None:
+            self.frame_size = natural
+        elif natural is not None and self.frame_size > natural and family.frame_size is None:
+            logger.warning("scorer %s: shrinks every frame to %d pixels: set frame_size to that", self.name, natural)
+        chat = Chat(processor, family, self.question.text, self.fps, video=True)
+        chat = replace(chat, video=self._choose_video(chat))
         self._plain = PlainPath(model, chat)
         self._fast = self._make_fast_path(model, chat)
         self._path = self._fast or self._plain
@@ -148,7 +156,7 @@ class HFScorer(Scorer):
             model.device,
             str(model.dtype).removeprefix("torch."),
             "videos" if chat.video else "lists of images",
-            self._size or "the environment's default",
+            self.frame_size or "the environment's default",
             "fast" if self._fast else "plain",
             self.question.name,
             self._answers.spellings,
@@ -172,7 +180,7 @@ class HFScorer(Scorer):
 
         from vlmrb.scoring.unique_frames import unique_frames
 
-        shown = unique_frames(clips, self._size)
+        shown = unique_frames(clips, self.frame_size)
         scores, done = np.empty(len(shown.clips), np.float32), 0
         with torch.inference_mode():
             while done < len(scores):
@@ -207,16 +215,20 @@ class HFScorer(Scorer):
         if hasattr(self, "_plain"):
             del self._plain, self._fast
 
-    def _choose_video(self, processor: Any) -> bool:
-        able = getattr(processor, "video_processor", None) is not None
-        if self.video is True and not able:
-            raise ScorerError(
-                f"{type(processor).__name__} of {self.model} takes no videos: set scorer.init_args.video to false or "
-                "auto, and clips are shown as lists of images"
-            )
-        return able if self.video == "auto" else bool(self.video)
+    def _choose_video(self, chat: Chat) -> bool:
+        if self.video is not False:
+            if getattr(chat.processor, "video_processor", None) is not None and chat.shows("video"):
+                return True
+            if self.video is True:
+                raise ScorerError(
+                    f"{type(chat.processor).__name__} of {self.model} takes no videos: set scorer.init_args.video to "
+                    "false or auto, and clips are shown as lists of images"
+                )
+        if not chat.shows("image"):
+            raise ScorerError(f"the chat template of {self.model} takes neither videos nor images: take another model")
+        return False
 
-    def _make_fast_path(self, model: Any, chat: Any) -> FastPath | None:
+    def _make_fast_path(self, model: Any, chat: Chat) -> FastPath | None:
         from vlmrb.scoring.hf_paths import FastPath
         from vlmrb.scoring.vision_cache import VisionCache
 

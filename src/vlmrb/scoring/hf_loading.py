@@ -9,6 +9,7 @@ from typing import Any
 
 from vlmrb.scoring.scorer import ScorerError
 
+HUB_TIMEOUT_S = 20.0
 _WHOLE_BYTES = 16 << 20  # files up to this size are digested whole, larger ones by samples
 _SAMPLES, _SAMPLE_BYTES = 64, 1 << 16
 _FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model")
@@ -75,6 +76,8 @@ def load(model: str, revision: str | None, dtype: str, device: str, attn_impleme
     folder = is_folder(model)
     place = str(Path(model).expanduser()) if folder else model
     for local in (True,) if folder else (True, False):  # what is here needs no network, and stays what it is
+        if not local:
+            _ask_hub(model, revision)
         source = {"revision": revision or "main", "local_files_only": local}
         try:
             processor = transformers.AutoProcessor.from_pretrained(place, **source)
@@ -96,6 +99,20 @@ def _need(*packages: str) -> None:
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
         raise ScorerError(f"vision-language models need {' and '.join(missing)}: pip install 'vlmrb[vlm]'")
+
+
+def _ask_hub(model: str, revision: str | None) -> None:
+    """Makes sure that the hub can be reached and has the model: loading would try for minutes, file by file.
+
+    Raises:
+        ScorerError: it cannot, or has not.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().model_info(model, revision=revision, timeout=HUB_TIMEOUT_S)
+    except Exception as error:  # whatever the network may do
+        raise ScorerError(_cannot_load(model, revision, error)) from error
 
 
 def _cannot_load(model: str, revision: str | None, error: Exception) -> str:
