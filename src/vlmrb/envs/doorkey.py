@@ -6,6 +6,7 @@ The rules are MiniGrid's, cell for cell; tests/envs/test_doorkey.py plays both s
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -279,3 +280,10 @@ def make_renderer(config: EnvConfig) -> Renderer:
 
     size = _size(config.id)
     return GridRenderer(size, size, config.tile_size, config.visuals)
+
+
+def make_expert(config: EnvConfig) -> Callable[[NDArray[np.uint8]], NDArray[np.int64]]:
+    """Makes the player of scripted clips: snapshots ``uint8[n, S]`` → actions ``int64[n]``."""
+    from vlmrb.envs.doorkey_expert import DoorKeyExpert
+
+    return DoorKeyExpert(_size(config.id)).act

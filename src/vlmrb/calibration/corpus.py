@@ -1,0 +1,316 @@
+"""The corpus: a folder of labelled clips, written shard by shard so that it can be killed and continued at any moment.
+
+::
+
+    manifest.json    what the clips are, how they were made, which shards there are, and whether it is finished
+    shard_0000.npz   snapshots [K, L, S], lengths int64[K], success bool[K], milestones bool[K, M], groups int64[K]
+    labels.csv       the labels again, one line a clip, to be read with anything
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmrb.envs import EnvConfig, make_renderer
+from vlmrb.scoring.clips import ClipBatch, Renderer
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+Kind = Literal["environment", "videos"]
+
+
+@dataclass(frozen=True)
+class LabelledClips:
+    """Clips and what happens in them.
+
+    Attributes:
+        snapshots: ``[N, L, S]``; a clip shorter than L repeats its last frame.
+        lengths: ``int64[N]``, the number of real frames, 2 to L.
+        success: ``bool[N]``, strict success: the goal is reached inside this very clip.
+        milestones: ``bool[N, M]``, which milestones happen inside the clip; M is 0 where none are known.
+        groups: ``int64[N]``; clips of one episode, or of one video, share a group and are no independent evidence.
+    """
+
+    snapshots: NDArray
+    lengths: NDArray[np.int64]
+    success: NDArray[np.bool_]
+    milestones: NDArray[np.bool_]
+    groups: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def progress(self) -> NDArray[np.bool_]:
+        """Whether the goal or any milestone is reached, ``bool[N]``."""
+        return self.success | self.milestones.any(axis=1)
+
+    def select(self, rows: NDArray[np.int64]) -> LabelledClips:
+        """Returns the clips at the given rows, ``int64[K]``."""
+        return LabelledClips(*(array[rows] for array in vars(self).values()))
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A finished corpus.
+
+    Attributes:
+        folder: where it lies.
+        manifest: what ``manifest.json`` says.
+        clips: all clips, in the order of the shards.
+        renderer: draws the snapshots.
+    """
+
+    folder: Path
+    manifest: dict[str, Any]
+    clips: LabelledClips
+    renderer: Renderer
+
+    @property
+    def milestones(self) -> list[str]:
+        """Names of the milestones, none if the environment has none."""
+        return self.manifest["milestones"]
+
+    def labels(self) -> dict[str, NDArray[np.bool_]]:
+        """Returns the labels that a scorer can be compared with, ``bool[N]`` each."""
+        labels = {"success": self.clips.success}
+        return labels | {"milestone": self.clips.progress} if self.milestones else labels
+
+    def batch(self, rows: NDArray[np.int64]) -> ClipBatch:
+        """Returns the clips at the given rows, ``int64[K]``, as a scorer is handed them."""
+        clips = self.clips
+        return ClipBatch(rows.astype(np.int64), clips.snapshots[rows], clips.lengths[rows], self.renderer)
+
+
+class CorpusWriter:
+    """Writes a corpus, or goes on where an interrupted one stopped.
+
+    A shard counts once the manifest names it; both are written beside their names and renamed, so that what a killed
+    process leaves behind is a corpus that is merely shorter.
+
+    Args:
+        folder: of the corpus; made if it is missing.
+        kind: where the clips come from.
+        settings: all that decides which clips come out, as plain types; they must be the same when it goes on.
+        renderer: what the renderer needs to be built again: ``{"env": …}`` or ``{"frame_shape": [H, W, 3]}``.
+        clip_length: L.
+        milestones: their names.
+        command: how the corpus was asked for, for whoever finds the folder.
+
+    Attributes:
+        shards: what the manifest says of the shards written so far.
+
+    Raises:
+        ValueError: the folder holds something else, or a corpus of other settings.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        kind: Kind,
+        settings: Mapping[str, Any],
+        renderer: Mapping[str, Any],
+        clip_length: int,
+        milestones: list[str],
+        command: str,
+    ) -> None:
+        self.folder = folder
+        self._manifest: dict[str, Any] = {
+            "schema": SCHEMA,
+            "kind": kind,
+            "complete": False,
+            "command": command,
+            "settings": dict(settings),
+            "renderer": dict(renderer),
+            "clip_length": clip_length,
+            "milestones": milestones,
+            "counts": {},
+            "notes": [],
+            "shards": [],
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / MANIFEST).is_file():
+            found = read_manifest(folder)
+            _require_same(folder, found, self._manifest)
+            self._manifest = found
+        elif any(folder.iterdir()):
+            raise ValueError(f"--out {folder} holds something else than a corpus: name a new folder")
+        else:
+            self._save()
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to do."""
+        return self._manifest["complete"]
+
+    @property
+    def shards(self) -> list[dict[str, Any]]:
+        """One entry per shard written so far."""
+        return self._manifest["shards"]
+
+    @property
+    def clips(self) -> int:
+        """Clips written so far."""
+        return sum(shard["clips"] for shard in self.shards)
+
+    def append(self, clips: LabelledClips, **facts: Any) -> None:
+        """Writes a shard.
+
+        Args:
+            clips: K ≥ 0 clips; without any, only the facts are noted.
+            **facts: what else to note about the shard, as plain types.
+        """
+        entry: dict[str, Any] = {"clips": len(clips)} | facts
+        if len(clips):
+            file = io.BytesIO()
+            np.savez_compressed(file, allow_pickle=False, **vars(clips))
+            name = f"shard_{len(self.shards):04d}.npz"
+            write_whole(self.folder / name, file.getvalue())
+            entry |= {"file": name, "digest": _digest(file.getvalue())}
+        self.shards.append(entry)
+        self._save()
+
+    def finish(self, notes: list[str]) -> Corpus:
+        """Counts what is there, writes ``labels.csv`` and marks the corpus as finished; returns it.
+
+        Args:
+            notes: what a reader of the results has to know.
+        """
+        clips = _read_shards(self.folder, self._manifest)
+        distinct = len({clip.tobytes() for clip in clips.snapshots})
+        self._manifest["counts"] = {
+            "clips": len(clips),
+            "success": int(clips.success.sum()),
+            "milestone": int(clips.progress.sum()),
+            "episodes": len(np.unique(clips.groups)),
+            "distinct": distinct,
+        } | {
+            name: int(count) for name, count in zip(self._manifest["milestones"], clips.milestones.sum(0), strict=True)
+        }
+        self._manifest["notes"] = notes
+        self._manifest["complete"] = True
+        write_whole(self.folder / "labels.csv", _labels_csv(clips, self._manifest["milestones"]).encode())
+        self._save()
+        return load_corpus(self.folder)
+
+    def _save(self) -> None:
+        write_whole(self.folder / MANIFEST, (json.dumps(self._manifest, indent=1) + "\n").encode())
+
+
+def load_corpus(folder: str | Path) -> Corpus:
+    """Reads a finished corpus.
+
+    Raises:
+        ValueError: there is none, it is not finished, damaged, empty, or of another schema.
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    if not manifest["complete"]:
+        have = sum(shard["clips"] for shard in manifest["shards"])
+        raise ValueError(
+            f"corpus {folder} is not finished ({have} of {manifest['settings']['clips']} clips): repeat the command "
+            f"that makes it, which goes on where it stopped: {manifest['command']}"
+        )
+    return Corpus(folder, manifest, _read_shards(folder, manifest), build_renderer(manifest["renderer"]))
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Returns a corpus's manifest.
+
+    Raises:
+        ValueError: the folder is missing or holds no corpus, or one that this version cannot read.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"corpus {folder} does not exist: make one with vlmrb corpus --out {folder}")
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        schema = manifest["schema"]
+    except OSError as error:
+        raise ValueError(f"{folder} is no corpus: it holds no {MANIFEST}; make one with vlmrb corpus") from error
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder} is no corpus: its {MANIFEST} cannot be read ({error})") from error
+    if schema != SCHEMA:
+        raise ValueError(f"corpus {folder} has schema {schema}, this version reads {SCHEMA}: make it anew")
+    return manifest
+
+
+def build_renderer(facts: Mapping[str, Any]) -> Renderer:
+    """Builds the renderer that a manifest describes."""
+    if "env" in facts:
+        return make_renderer(EnvConfig(**facts["env"]))
+    from vlmrb.envs.gymnasium import FrameRenderer
+
+    return FrameRenderer("video", tuple(facts["frame_shape"]), (0,), "|u1")
+
+
+def env_facts(config: EnvConfig) -> dict[str, Any]:
+    """Returns what `build_renderer` needs of an environment."""
+    return {"env": asdict(config)}
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file beside its name and renames it, so that it is there whole or not at all."""
+    beside = path.with_name(path.name + ".part")
+    beside.write_bytes(content)
+    os.replace(beside, path)
+
+
+def _require_same(folder: Path, found: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    for what in ("kind", "clip_length", "renderer", "settings"):
+        old, new = found[what], json.loads(json.dumps(asked[what]))
+        if old == new:
+            continue
+        if isinstance(old, dict):
+            what = next(key for key in {**old, **new} if old.get(key) != new.get(key))
+            old, new = old.get(what), new.get(what)
+        raise ValueError(
+            f"--out {folder} holds a corpus of other settings ({what}: {old} there, {new} asked for): name another "
+            "folder"
+        )
+
+
+def _read_shards(folder: Path, manifest: Mapping[str, Any]) -> LabelledClips:
+    parts: list[LabelledClips] = []
+    for shard in manifest["shards"]:
+        if "file" not in shard:
+            continue
+        path = folder / shard["file"]
+        try:
+            content = path.read_bytes()
+            if _digest(content) != shard["digest"]:
+                raise ValueError("its content is not what was written")
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                parts.append(LabelledClips(**arrays))
+        except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
+            raise ValueError(f"corpus {folder} is damaged: {path.name}: {error}; make it anew") from error
+    if not parts:
+        raise ValueError(f"corpus {folder} holds no clips")
+    return LabelledClips(
+        *(np.concatenate(arrays) for arrays in zip(*(vars(part).values() for part in parts), strict=True))
+    )
+
+
+def _labels_csv(clips: LabelledClips, milestones: list[str]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["clip", "group", "frames", "success", *milestones])
+    table = np.column_stack([np.arange(len(clips)), clips.groups, clips.lengths, clips.success, clips.milestones])
+    writer.writerows(table.astype(int).tolist())
+    return text.getvalue()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

@@ -1,0 +1,206 @@
+"""Which scorers are compared, and how clips get their scores: through the cache, so that nothing is scored twice."""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from vlmrb.scoring.cache import ScoreCache
+from vlmrb.scoring.clips import ClipBatch
+from vlmrb.scoring.prompts import make_prompt
+from vlmrb.scoring.scorer import Scorer, ScorerError, checked_scores, identity
+from vlmrb.settings import load_scoring, read_yaml
+
+DEFAULT_THRESHOLD = 0.5  # the paper's τ
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A scorer to be judged.
+
+    Attributes:
+        label: tells it from the others in tables and file names.
+        scorer: not set up yet.
+        class_path: of the scorer.
+        prompt: as it was asked for on the command line; ``None`` leaves the configuration's.
+        threshold: τ of the configuration, where it has one.
+        batch_clips: most clips in one call.
+        cache: file or folder of its own cache; ``None`` takes the one of the results.
+    """
+
+    label: str
+    scorer: Scorer
+    class_path: str
+    prompt: str | None
+    threshold: float
+    batch_clips: int
+    cache: str | None
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The scores of some clips.
+
+    Attributes:
+        scores: ``float32[N]`` in [0, 1].
+        fresh: clips that were really scored, not found in the cache.
+        clips_per_s: of those, without the first batch, which often warms up; NaN if there are too few.
+    """
+
+    scores: NDArray[np.float32]
+    fresh: int
+    clips_per_s: float
+
+
+def load_candidates(
+    configs: Sequence[str], scorers: Sequence[str] = (), prompts: Sequence[str] = ()
+) -> list[Candidate]:
+    """Loads every combination of scorer and prompt.
+
+    Args:
+        configs: configuration files that all share, later ones over earlier ones.
+        scorers: configuration files that name one scorer each; none judges the scorer in ``configs``.
+        prompts: names or texts; none leaves each scorer its own.
+
+    Raises:
+        ValueError: there is no scorer, a scorer takes no prompt, or two candidates would be the same.
+    """
+    if not configs and not scorers:
+        raise ValueError("no scorer named: pass -c configs/scorer/….yaml, or --scorers with several such files")
+    candidates: list[Candidate] = []
+    for file in scorers or [""]:
+        files = [*configs, file] if file else list(configs)
+        loaded = [_load(files, prompt or None) for prompt in prompts or [""]]
+        if any(candidate.scorer.name == other.scorer.name for candidate in loaded for other in candidates):
+            loaded = [replace(candidate, label=f"{candidate.label} ({Path(file).stem})") for candidate in loaded]
+        candidates += loaded
+    labels = [candidate.label for candidate in candidates]
+    if len(set(labels)) < len(labels):
+        twice = next(label for label in labels if labels.count(label) > 1)
+        raise ValueError(f"--scorers and --prompts name {twice!r} twice")
+    return candidates
+
+
+def _load(files: Sequence[str], prompt: str | None) -> Candidate:
+    scoring = load_scoring(files)
+    class_path = f"{type(scoring.scorer).__module__}.{type(scoring.scorer).__qualname__}"
+    if prompt is not None:
+        if "prompt" not in inspect.signature(type(scoring.scorer)).parameters:
+            raise ValueError(f"--prompts: the scorer {class_path} takes no prompt")
+        make_prompt(prompt)
+        with tempfile.TemporaryDirectory() as folder:
+            overlay = Path(folder) / "prompt.yaml"
+            overlay.write_text(yaml.safe_dump({"scoring": {"scorer": {"init_args": {"prompt": prompt}}}}))
+            scoring = load_scoring([*files, overlay])
+    assert scoring.scorer is not None
+    name, _ = identity(scoring.scorer)
+    return Candidate(
+        label=name if prompt is None else f"{name}, {make_prompt(prompt).name} prompt",
+        scorer=scoring.scorer,
+        class_path=class_path,
+        prompt=prompt,
+        threshold=_threshold(files),
+        batch_clips=scoring.config.batch_clips,
+        cache=None if scoring.cache in (None, "memory") else scoring.cache,
+    )
+
+
+def _threshold(files: Sequence[str]) -> float:
+    """Returns the last τ that the files name; raw scores (null) count as none."""
+    threshold = DEFAULT_THRESHOLD
+    for file in files:
+        vlm = (read_yaml(file).get("replay") or {}).get("vlm") or {}
+        if vlm.get("threshold") is not None:
+            threshold = vlm["threshold"]
+    if not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
+        raise ValueError(f"replay.vlm.threshold={threshold!r} must be a number in [0, 1]")
+    return float(threshold)
+
+
+def require_readable(scorer: Scorer, source: str) -> None:
+    """Refuses a scorer that reads states where there are only videos.
+
+    Raises:
+        ValueError: naming the scorer.
+    """
+    if scorer.needs != "frames":
+        raise ValueError(
+            f"scorer {scorer.name!r} reads {scorer.needs}, and {source} has only frames: use one that looks at frames"
+        )
+
+
+def score_clips(
+    candidate: Candidate,
+    count: int,
+    batch: Callable[[NDArray[np.int64]], ClipBatch],
+    cache: ScoreCache,
+    progress: bool = True,
+) -> Scored:
+    """Scores clips, each content once; what is in the cache is not asked for again.
+
+    Args:
+        candidate: who scores; set up only if something is left to score.
+        count: N.
+        batch: hands over the clips at positions ``int64[K]``.
+        cache: where scores are looked up and kept, batch by batch.
+        progress: show a progress bar.
+
+    Raises:
+        ValueError: the scorer fails on clips.
+        ScorerError: the scorer cannot be set up, or breaks its contract.
+    """
+    keys: list[bytes] = []
+    for start in range(0, count, 256):
+        keys += cache.keys(candidate.scorer, batch(np.arange(start, min(start + 256, count))))
+    known = dict(zip(keys, cache.get_many(keys).tolist(), strict=True))
+    first = {key: number for number, key in reversed(list(enumerate(keys)))}
+    missing = np.sort([first[key] for key, score in known.items() if np.isnan(score)]).astype(np.int64)
+    spent: list[tuple[int, float]] = []
+    idle = not progress or not len(missing)
+    with (
+        _set_up(candidate.scorer, bool(len(missing))),
+        tqdm(total=len(missing), unit="clip", desc=candidate.label, disable=idle) as bar,
+    ):
+        for start in range(0, len(missing), candidate.batch_clips):
+            rows = missing[start : start + candidate.batch_clips]
+            began = time.perf_counter()
+            scores = _score(candidate.scorer, batch(rows))
+            spent.append((len(rows), time.perf_counter() - began))
+            part = [keys[row] for row in rows]
+            cache.put_many(part, scores)
+            known.update(zip(part, scores.tolist(), strict=True))
+            bar.update(len(rows))
+    warm = spent[1:]
+    speed = sum(clips for clips, _ in warm) / sum(seconds for _, seconds in warm) if warm else float("nan")
+    return Scored(np.array([known[key] for key in keys], np.float32), len(missing), speed)
+
+
+def _score(scorer: Scorer, clips: ClipBatch) -> NDArray[np.float32]:
+    try:
+        return checked_scores(scorer, clips)
+    except ScorerError:
+        raise
+    except Exception as error:
+        raise ValueError(f"scorer {scorer.name!r} failed: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _set_up(scorer: Scorer, needed: bool) -> Iterator[None]:
+    if not needed:
+        yield
+        return
+    try:
+        scorer.setup()
+        yield
+    finally:
+        scorer.close()

@@ -1,0 +1,299 @@
+"""The verbs of the offline check: `vlmrb corpus`, `vlmrb calibrate`, `vlmrb score`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from vlmrb.calibration.policies import PolicyName
+
+if TYPE_CHECKING:
+    from vlmrb.algorithms.base import OffPolicyModule
+    from vlmrb.envs.config import EnvConfig
+
+
+def corpus(
+    out: str,
+    configs: Sequence[str] = (),
+    policy: PolicyName = "random",
+    clips: int = 2000,
+    ckpt: str | None = None,
+    epsilon: float = 0.05,
+    seed: int = 0,
+    clip_length: int | None = None,
+    successes: float = 0.2,
+    milestones: float = 0.3,
+    stratify: bool = True,
+    max_env_steps: int = 2_000_000,
+    videos: str | None = None,
+    labels: str | None = None,
+    frame_size: int = 224,
+) -> int:
+    """Collects labelled clips for `vlmrb calibrate`, from an environment or from your own videos.
+
+    Repeat the command to go on after an interruption: the same folder comes out.
+
+    Args:
+        out: folder of the corpus.
+        configs: configurations with an `env` section, as for `vlmrb fit`; also written -c.
+        policy: who plays: `random`, `scripted` (an expert and chance by turns) or `checkpoint`.
+        clips: how many clips.
+        ckpt: the agent of `--policy checkpoint`; without -c its environment is taken, too.
+        epsilon: exploration rate of that agent.
+        seed: of levels, play and choice.
+        clip_length: frames per clip; the configuration's replay.clip_length, or 32, if not given.
+        successes: wanted share of clips in which the goal is reached.
+        milestones: wanted share of clips with a milestone but without the goal, where milestones are known.
+        stratify: seek these shares; false takes clips as they come.
+        max_env_steps: env steps after which kinds that are still lacking are filled up with others.
+        videos: folder of your own mp4s or GIFs, instead of an environment.
+        labels: CSV file for them with the columns file,label and, if wanted, start,end in seconds.
+        frame_size: longest side of the frames kept of videos, in pixels.
+    """
+    from vlmrb.calibration.collect import CollectSettings, collect
+    from vlmrb.calibration.labelled_videos import collect_videos
+    from vlmrb.calibration.policies import make_player
+
+    folder, command = Path(out), _command()
+    if videos is not None or labels is not None:
+        if videos is None or labels is None:
+            raise ValueError("--videos and --labels go together: a folder, and a CSV file with the columns file,label")
+        if configs or ckpt:
+            raise ValueError("--videos come without an environment: leave out -c and --ckpt")
+        made = collect_videos(
+            folder,
+            Path(videos),
+            Path(labels),
+            clip_length=clip_length or 32,
+            frame_size=frame_size,
+            command=command,
+        )
+    else:
+        settings = CollectSettings(
+            clips,
+            _clip_length(configs) if clip_length is None else clip_length,
+            seed,
+            successes,
+            milestones,
+            stratify,
+            max_env_steps,
+        )
+        config = _environment(configs, ckpt)
+        facts = {"policy": policy} | ({"ckpt": ckpt, "epsilon": epsilon} if policy == "checkpoint" else {})
+        made = collect(folder, config, make_player(policy, config, ckpt, epsilon), facts, settings, command)
+    sys.stdout.write(json.dumps({"corpus": str(folder), **made.manifest["counts"]}, indent=2) + "\n")
+    return 0
+
+
+def calibrate(
+    corpus: str,
+    out: str,
+    configs: Sequence[str] = (),
+    scorers: Sequence[str] = (),
+    prompts: Sequence[str] = (),
+    label: Literal["success", "milestone"] | None = None,
+    shown: int = 6,
+) -> int:
+    """Judges scorers and prompts on a corpus: an HTML page, PNGs, GIFs, report.json, scores.csv and calibrated.yaml.
+
+    Scores are kept as they come, so that a repeated command goes on where it stopped.
+
+    Args:
+        corpus: folder made by `vlmrb corpus`.
+        out: folder for the report.
+        configs: configurations with a `scoring` section, later ones over earlier ones; also written -c.
+        scorers: configurations of several scorers to compare, each on top of -c.
+        prompts: names or texts of prompts to compare, with each scorer.
+        label: by what τ is chosen; if not given, by milestones where they are known, else by success.
+        shown: most clips of each kind on the page.
+    """
+    from vlmrb.calibration.corpus import load_corpus, write_whole
+    from vlmrb.calibration.gallery import pick, write_clips
+    from vlmrb.calibration.page import render_page
+    from vlmrb.calibration.plots import plot_roc, plot_scorer
+    from vlmrb.calibration.report import build_report, calibrated_overlay, choose_label, scores_csv
+    from vlmrb.calibration.scores import load_candidates, require_readable, score_clips
+    from vlmrb.scoring.cache import ScoreCache
+
+    if shown < 0:
+        raise ValueError(f"--shown {shown} must not be negative")
+    candidates = load_candidates(configs, scorers, prompts)
+    clips = load_corpus(corpus)
+    label_name = choose_label(clips, label)
+    if clips.manifest["kind"] == "videos":
+        for candidate in candidates:
+            require_readable(candidate.scorer, f"corpus {corpus}")
+    folder, command = Path(out), _command()
+    folder.mkdir(parents=True, exist_ok=True)
+    scored = []
+    for candidate in candidates:
+        cache = ScoreCache(candidate.cache or folder / "scores.sqlite")
+        try:
+            scored.append(score_clips(candidate, len(clips.clips), clips.batch, cache))
+        finally:
+            cache.close()
+    report = build_report(clips, candidates, scored, label_name, command)
+    values = clips.labels()[label_name]
+    galleries, overlays = [], []
+    for number, (candidate, result) in enumerate(zip(candidates, scored, strict=True)):
+        judged = report["scorers"][number]["by_label"][label_name]
+        plot_scorer(folder / f"plots/scorer_{number}.png", result.scores, values, label_name, judged)
+        picked = pick(result.scores, values, judged["at_best"]["threshold"], shown)
+        galleries.append(
+            {kind: write_clips(clips, rows, result.scores, folder / "clips") for kind, rows in picked.items()}
+        )
+        overlays.append("calibrated.yaml" if len(candidates) == 1 else f"calibrated_{number}.yaml")
+        overlay = calibrated_overlay(candidate, judged, label_name, command)
+        write_whole(folder / overlays[-1], overlay.encode())
+    plot_roc(
+        folder / "plots/roc.png",
+        {c.label: s.scores for c, s in zip(candidates, scored, strict=True)},
+        values,
+        label_name,
+    )
+    write_whole(folder / "scores.csv", scores_csv(clips, candidates, scored).encode())
+    write_whole(folder / "report.json", (json.dumps(report, indent=1) + "\n").encode())
+    write_whole(folder / "index.html", render_page(report, galleries, overlays, "plots").encode())
+    sys.stdout.write(f"{folder / 'index.html'}\n")
+    return 0
+
+
+def score(
+    configs: Sequence[str],
+    video: str | None = None,
+    run: str | None = None,
+    out: str | None = None,
+    ckpt: Sequence[str] = (),
+    clip_length: int | None = None,
+    stride: int = 1,
+    every: int = 1,
+    frame_size: int | None = None,
+    seed: int = 1_000_003,
+    epsilon: float = 0.05,
+) -> int:
+    """Scores sliding clips of a video, or of an episode that a run's agent plays, and draws the timeline (PNG, CSV).
+
+    Args:
+        configs: configurations with a `scoring` section, later ones over earlier ones; also written -c.
+        video: an mp4 or a GIF.
+        run: a folder of `vlmrb fit`; its latest agent plays an episode.
+        out: folder for timeline.png and timeline.csv; one in the run's folder, or beside the video, if not given.
+        ckpt: checkpoints whose critics to ask for ΔQ along the episode; the run's latest if not given.
+        clip_length: frames per clip; the configuration's or the run's replay.clip_length, or 32, if not given.
+        stride: frames between the beginnings of two clips.
+        every: take every n-th frame of a video only.
+        frame_size: longest side of a video's frames in pixels; the scorer's own, or 512, if not given.
+        seed: of the episode.
+        epsilon: exploration rate in the episode.
+    """
+    from vlmrb.calibration.corpus import write_whole
+    from vlmrb.calibration.scores import load_candidates, require_readable, score_clips
+    from vlmrb.calibration.timeline import (
+        delta_q,
+        plot_timeline,
+        record_episode,
+        record_video,
+        timeline_csv,
+        window_starts,
+    )
+    from vlmrb.media import encode_gif, enlarge
+    from vlmrb.scoring.cache import ScoreCache
+
+    if (video is None) == (run is None):
+        raise ValueError("name what to score: either --video FILE or --run DIR")
+    for name, value in (("clip_length", clip_length), ("every", every), ("frame_size", frame_size)):
+        if value is not None and value < (2 if name == "clip_length" else 1):
+            raise ValueError(f"--{name} {value} is too small")
+    (candidate,) = load_candidates(configs)
+    length = clip_length or _clip_length(configs)
+    critics = {}
+    if video is not None:
+        if ckpt:
+            raise ValueError("--ckpt: critics read the agent's observations, which a video does not hold; use --run")
+        require_readable(candidate.scorer, f"video {video}")
+        recording = record_video(Path(video), frame_size or candidate.scorer.frame_size or 512, every)
+        folder = Path(out) if out is not None else Path(video).with_name(f"{Path(video).stem}_timeline")
+        starts = window_starts(len(recording), length, stride)
+    else:
+        assert run is not None
+        module = _latest_agent(Path(run))
+        length = clip_length or module.replay.clip_length or length
+        recording = record_episode(module, seed, epsilon)
+        folder = Path(out) if out is not None else Path(run) / "timeline"
+        starts = window_starts(len(recording), length, stride)
+        critics = {
+            name: delta_q(agent, recording, starts, length) for name, agent in _critics(ckpt, module, run).items()
+        }
+    cache = ScoreCache(candidate.cache)
+    try:
+        scored = score_clips(candidate, len(starts), lambda rows: recording.clips(starts[rows], length), cache)
+    finally:
+        cache.close()
+    folder.mkdir(parents=True, exist_ok=True)
+    if run is not None:
+        frames = recording.renderer.render(recording.snapshots, None)
+        write_whole(folder / "episode.gif", encode_gif(enlarge(frames), fps=8))
+    write_whole(folder / "timeline.csv", timeline_csv(recording, starts, length, scored.scores, critics).encode())
+    plot_timeline(
+        folder / "timeline.png", recording, starts, length, scored.scores, critics, candidate.label, candidate.threshold
+    )
+    sys.stdout.write(f"{folder / 'timeline.png'}\n")
+    return 0
+
+
+def _latest_agent(run: Path) -> OffPolicyModule:
+    from vlmrb.algorithms.base import OffPolicyModule
+
+    path = run / "checkpoints" / "last.ckpt"
+    if not path.is_file():
+        raise ValueError(f"--run {run} holds no {path.relative_to(run)}: name a folder that vlmrb fit has written")
+    return OffPolicyModule.from_checkpoint(path)
+
+
+def _critics(ckpt: Sequence[str], module: OffPolicyModule, run: str) -> dict[str, OffPolicyModule]:
+    """Loads the critics, by names short enough for a legend.
+
+    Raises:
+        ValueError: one of them has learned in another environment.
+    """
+    from vlmrb.algorithms.base import OffPolicyModule
+
+    if not ckpt:
+        return {f"{Path(run).resolve().name}, {module.env_steps:,} env steps": module}
+    critics = {}
+    for path in ckpt:
+        critic = OffPolicyModule.from_checkpoint(path)
+        if critic.env.id != module.env.id:
+            raise ValueError(f"--ckpt {path} was trained on {critic.env.id}, and the episode is of {module.env.id}")
+        critics[f"{Path(path).resolve().parent.parent.name}, {critic.env_steps:,} env steps"] = critic
+    if len(critics) < len(ckpt):
+        raise ValueError("--ckpt names checkpoints that are the same: " + ", ".join(ckpt))
+    return critics
+
+
+def _environment(configs: Sequence[str], ckpt: str | None) -> EnvConfig:
+    from vlmrb.settings import load_env
+
+    if configs or ckpt is None:
+        if not configs:
+            raise ValueError("no environment named: pass -c with a configuration that has an env section, or --videos")
+        return load_env(configs)
+    from vlmrb.algorithms.base import OffPolicyModule
+
+    return OffPolicyModule.from_checkpoint(ckpt).env
+
+
+def _clip_length(configs: Sequence[str]) -> int:
+    """Returns the last clip length that the configurations name, so that clips are those of training."""
+    from vlmrb.settings import read_yaml
+
+    lengths = [(read_yaml(file).get("replay") or {}).get("clip_length") for file in configs]
+    return next((length for length in reversed(lengths) if isinstance(length, int)), 32)
+
+
+def _command() -> str:
+    return shlex.join(["vlmrb", *sys.argv[1:]])
