@@ -11,6 +11,8 @@ import yaml
 if TYPE_CHECKING:
     from vlmrb.callbacks.scoring import ScoringCallback
     from vlmrb.envs.config import EnvConfig
+    from vlmrb.scoring.config import ScoringConfig
+    from vlmrb.scoring.scorer import Scorer
 
 
 def load_env(files: Sequence[str | Path]) -> EnvConfig:
@@ -44,6 +46,24 @@ def load_scoring(files: Sequence[str | Path]) -> ScoringCallback:
     if scoring.scorer is None:
         raise ValueError(f"{_names(files)}: scoring.scorer is not set; name one as in configs/scorer/sprites.yaml")
     return scoring
+
+
+def load_scorer(files: Sequence[str | Path]) -> tuple[Scorer, ScoringConfig]:
+    """Returns the scorer, not set up yet, and the settings of `load_scoring` without loading torch and Lightning.
+
+    Raises:
+        ValueError: a file is no YAML, no file has a scoring section, or it names no scorer.
+    """
+    from jsonargparse import ArgumentParser
+
+    from vlmrb.scoring.section import ScoringSection
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(ScoringSection, "scoring")
+    scoring: ScoringSection = _build(parser, "scoring", files)
+    if scoring.scorer is None:
+        raise ValueError(f"{_names(files)}: scoring.scorer is not set; name one as in configs/scorer/sprites.yaml")
+    return scoring.scorer, scoring.config
 
 
 def _build(parser: Any, section: str, files: Sequence[str | Path]) -> Any:

@@ -70,8 +70,9 @@ class Served:
     @property
     def session(self) -> int:
         """The server's session, led by the supervisor's one child."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return int(children[0])
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        wait_for(lambda: bool(children.read_text()))
+        return int(children.read_text().split()[0])
 
     def workers(self) -> list[int]:
         """Process ids of the workers that have said they are ready and still live."""

@@ -160,9 +160,10 @@ def answer(**changes: object) -> bytes:
 
 def test_scores_arrive_to_the_last_bit():
     scores = np.random.default_rng(0).random(1000).astype(np.float32)
-    found = read_answer(answer(scores=scores.tolist()), FRAMES, 1000)
+    found, stats = read_answer(answer(scores=scores.tolist(), stats={"mass": 0.5, "who": "me"}), FRAMES, 1000)
     np.testing.assert_array_equal(found, scores)
     assert found.dtype == np.float32
+    assert stats == {"mass": 0.5}
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ class RemoteScorer(Scorer):
         self._deadline_s = deadline_s
         self._identity: Identity | None = None
         self._max_bytes = 0
+        self._served_stats: dict[str, float] = {}
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -134,22 +135,27 @@ class RemoteScorer(Scorer):
         if len(message) > self._max_bytes and len(clips) > 1:
             halves = np.array_split(np.arange(len(clips)), 2)
             return np.concatenate([self.score(clips.select(rows)) for rows in halves])
-        return self._client.ask(
+        scores, self._served_stats = self._client.ask(
             "/score",
             lambda content: read_answer(content, identity, len(clips)),
             body=message,
             content_type=MEDIA_TYPE,
             deadline_s=self._deadline_s,
         )
+        return scores
 
     def close(self) -> None:
         """Closes connections."""
         self._client.close()
 
     def stats(self) -> dict[str, float]:
-        """Returns ``requests``, ``failed_requests`` and ``sent_mb`` so far, and ``servers_resting`` at present."""
+        """Returns what the served scorer reports about itself, and how the servers are doing.
+
+        The latter: ``requests``, ``failed_requests`` and ``sent_mb`` so far, and ``servers_resting`` at present.
+        """
         client = self._client
         return {
+            **self._served_stats,
             "requests": float(client.attempts),
             "failed_requests": float(client.failures),
             "sent_mb": client.bytes_sent / 2**20,

@@ -207,7 +207,8 @@ class ScorerAPI(ls.LitAPI):
             logger.error("scorer %r raised %s", self.scorer.name, describe(output), exc_info=output)
             return JSONResponse({"detail": f"the scorer raised {describe(output)}"}, 500)
         scores = np.asarray(output, np.float32).tolist()
-        return {"schema": SCHEMA, "scorer": vars(identity_of(self.scorer)), "scores": scores}
+        described = vars(identity_of(self.scorer))
+        return {"schema": SCHEMA, "scorer": described, "scores": scores, "stats": self.scorer.stats()}
 
 
 class _SnapshotDict(dict):

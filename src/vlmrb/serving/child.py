@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import os
-import pickle
 import sys
 from pathlib import Path
 from typing import Any
 
-from vlmrb.scoring.backends import describe
-from vlmrb.scoring.process import THREAD_VARIABLES
+from vlmrb.scoring.process import THREAD_VARIABLES, pack
+from vlmrb.scoring.scorer import identity
 from vlmrb.scoring.worker import die_with, guard_children
+from vlmrb.settings import load_scorer
 
 logger = logging.getLogger(__name__)
 
@@ -25,53 +25,20 @@ def main(options: dict[str, Any], parent: int) -> int:
         parent: process id of the one that started this.
     """
     guard_children(())  # before anything starts a thread
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    packed = _load(options.pop("configs"))
     die_with(parent)
-    if packed is None:
-        return 1
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:
-        _serve(packed, **options)
-    except Exception as error:
-        logger.error("vlmrb serve: error: %s", describe(error))
-        return 1
-    return 0
-
-
-def _load(configs: list[str]) -> bytes | None:
-    """Returns what serving needs of the configuration, pickled; ``None`` after saying why that cannot be had.
-
-    It is read in a process that ends thereupon: reading takes libraries that serving does not, a GiB of memory of them.
-    """
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child:
-        os.close(writer)
-        with os.fdopen(reader, "rb") as file:
-            packed = file.read()
-        os.waitpid(child, 0)
-        return packed or None
-    try:
-        from vlmrb.scoring.process import pack
-        from vlmrb.scoring.scorer import identity
-        from vlmrb.settings import load_scoring
-
-        scoring = load_scoring(configs)
-        assert scoring.scorer is not None
-        identity(scoring.scorer)
-        pack(scoring.scorer, None)  # says in one line if it cannot travel to a worker
-        with os.fdopen(writer, "wb") as file:
-            pickle.dump((scoring.scorer, scoring.config.batch_clips, scoring.config.threads), file)
+        _serve(**options)
     except Exception as error:
         from vlmrb.cli import one_line
 
         logger.error("vlmrb serve: error: %s", one_line(error))
-    finally:
-        os._exit(0)
+        return 1
+    return 0
 
 
 def _serve(
-    packed: bytes,
+    configs: list[str],
     folder: str,
     host: str,
     port: int,
@@ -85,9 +52,11 @@ def _serve(
     tls_cert: str | None,
     tls_key: str | None,
 ) -> None:
-    scorer, batch_clips, threads = pickle.loads(packed)
-    if threads is not None:
-        os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
+    scorer, config = load_scorer(configs)
+    identity(scorer)
+    pack(scorer, None)  # says in one line if it cannot travel to a worker
+    if config.threads is not None:
+        os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(config.threads)))
 
     from vlmrb.serving.app import Limits, make_server
 
@@ -97,7 +66,7 @@ def _serve(
         key=os.environ.get(api_key_env) or None,
         limits=Limits(request_bytes, 64 * request_bytes, timeout_s),
         info_file=Path(folder) / "scorer.json",
-        batch_clips=batch_clips,
+        batch_clips=config.batch_clips,
         batch_wait_s=batch_wait_ms / 1000,
         accelerator=accelerator,
         devices=devices,

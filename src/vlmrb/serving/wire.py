@@ -216,16 +216,16 @@ def unpack(message: bytes, max_raw_bytes: int) -> tuple[Header, ClipBatch]:
     return header, ClipBatch(ids, index[..., None], lengths, SentRows(rows, header.identity.frame_size))
 
 
-def read_answer(content: bytes, identity: Identity, count: int) -> NDArray[np.float32]:
+def read_answer(content: bytes, identity: Identity, count: int) -> tuple[NDArray[np.float32], dict[str, float]]:
     """Reads the scores in an answer.
 
     Args:
-        content: JSON ``{"schema", "scorer", "scores"}``.
+        content: JSON ``{"schema", "scorer", "scores", "stats"}``.
         identity: who was asked.
         count: B, the clips sent.
 
     Returns:
-        ``float32[B]`` in [0, 1].
+        ``float32[B]`` in [0, 1], and what the scorer reports about itself, as far as it consists of numbers.
 
     Raises:
         WireError: the answer is of another schema or scorer, or holds something else than B numbers in [0, 1].
@@ -245,7 +245,9 @@ def read_answer(content: bytes, identity: Identity, count: int) -> NDArray[np.fl
         raise WireError("the answer's scores are no numbers") from error
     if scores.shape != (count,) or not ((scores >= 0) & (scores <= 1)).all():  # so that NaN is refused, too
         raise WireError(f"the answer holds no {count} scores in [0, 1]")
-    return scores
+    stats = found.get("stats")
+    reported = stats.items() if isinstance(stats, dict) else ()
+    return scores, {name: float(value) for name, value in reported if isinstance(value, int | float)}
 
 
 def _drawn(snapshots: NDArray, renderer: Renderer | None, identity: Identity) -> NDArray:

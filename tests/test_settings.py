@@ -1,0 +1,42 @@
+"""Single sections of configurations, as verbs without a training run read them."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vlmrb.callbacks.scoring import ScoringCallback
+from vlmrb.scoring.section import ScoringSection
+from vlmrb.settings import load_scorer, load_scoring
+
+SCORERS = Path(__file__).parent.parent / "configs" / "scorer"
+
+
+def test_the_light_section_takes_the_settings_of_the_whole_one():
+    light, whole = (inspect.signature(kind).parameters for kind in (ScoringSection, ScoringCallback))
+    assert light == whole
+
+
+@pytest.mark.parametrize("name", ["sprites", "milestones"])
+def test_the_light_section_reads_the_same_settings_as_the_whole_one(name):
+    scorer, config = load_scorer([SCORERS / f"{name}.yaml"])
+    whole = load_scoring([SCORERS / f"{name}.yaml"])
+    assert config == whole.config
+    assert (type(scorer), scorer.version) == (type(whole.scorer), whole.scorer.version)
+
+
+def test_reading_a_scorer_leaves_torch_out():
+    code = f"import sys; from vlmrb.settings import load_scorer; load_scorer(['{SCORERS / 'sprites.yaml'}']); "
+    code += "print([name for name in ('torch', 'lightning') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_section_without_a_scorer_says_so(tmp_path):
+    config = tmp_path / "some.yaml"
+    config.write_text("scoring: {backend: thread}")
+    with pytest.raises(ValueError, match=r"some.yaml: scoring.scorer is not set"):
+        load_scorer([config])
