@@ -7,17 +7,21 @@ PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
 RUN_READY := $(VENV)/.ready-run
+VLM_READY := $(VENV)/.ready-vlm
 DEV_READY := $(VENV)/.ready-dev
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-gpu lint format doctor clean distclean
+.PHONY: help demo demo-vlm test test-fast test-gpu lint format doctor clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(RUN_READY) ## DoorKey-6x6 with VLM-guided replay beside uniform replay; results in runs/demo/
 	$(BIN)/vlmrb demo
+
+demo-vlm: $(VLM_READY) ## DoorKey-8x8, clips scored by a tiny trained model of the Perception-LM family; results in runs/demo_vlm/
+	$(BIN)/vlmrb fit -c configs/demo_vlm.yaml --run_dir runs/demo_vlm --resume false --overwrite true
 
 test: $(DEV_READY) ## every test that needs no GPU, with line coverage
 	$(BIN)/python -m pytest -n auto -m "not gpu" --cov=vlmrb --cov-report=term:skip-covered $(PYTEST_ARGS)
@@ -50,6 +54,10 @@ $(BIN)/pip:
 $(RUN_READY): pyproject.toml | $(BIN)/pip
 	$(INSTALL) -e .
 	@touch $@
+
+$(VLM_READY): pyproject.toml | $(BIN)/pip
+	$(INSTALL) -e '.[vlm]'
+	@touch $(RUN_READY) $@
 
 $(DEV_READY): pyproject.toml | $(BIN)/pip
 	$(INSTALL) -e '.[dev]'
