@@ -191,9 +191,9 @@ def test_the_key_is_read_from_the_environment_and_nowhere_else(monkeypatch):
 def test_a_key_on_an_open_wire_is_warned_of(monkeypatch, caplog):
     monkeypatch.setenv(KEY, "secret")
     with caplog.at_level(logging.WARNING):
-        Client("http://192.0.2.1:8000", KEY)._connections()
-        Client("https://192.0.2.1:8000", KEY)._connections()
-        Client("http://127.0.0.1:8000", KEY)._connections()
+        Client("http://192.0.2.1:8000", KEY)._open_pool()
+        Client("https://192.0.2.1:8000", KEY)._open_pool()
+        Client("http://127.0.0.1:8000", KEY)._open_pool()
     assert [record.message for record in caplog.records] == [
         "http://192.0.2.1:8000: the API key travels unencrypted; use https"
     ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,7 +70,7 @@ class Client:
 
     Servers take turns. After ``breaker_failures`` failures in a row a server is left alone for ``breaker_s``, then one
     request finds out whether it is back. While no server is there, a request waits with growing random pauses until
-    its deadline; after three bad answers (errors, time-outs, garbage) it gives up earlier.
+    its deadline; after three bad answers (errors, time-outs, garbage) it gives up earlier. Several threads may ask.
 
     Args:
         urls: base addresses, ``http://host:port`` or ``https://…``.
@@ -79,6 +81,7 @@ class Client:
         breaker_failures: failures in a row after which a server is left alone.
         breaker_s: seconds for which it is.
         ca_file: certificates to trust instead of the system's, for ``https`` with a private authority.
+        connections: kept open to each server; as many as threads ask at a time.
 
     Attributes:
         attempts: requests sent.
@@ -99,6 +102,7 @@ class Client:
         breaker_failures: int = 3,
         breaker_s: float = 10.0,
         ca_file: str | None = None,
+        connections: int = 1,
     ) -> None:
         for name, value in (("timeout_s", timeout_s), ("backoff_s", backoff_s), ("breaker_s", breaker_s)):
             if not value > 0:
@@ -109,20 +113,33 @@ class Client:
         self._timeout_s, self._backoff_s = timeout_s, backoff_s
         self._breaker_failures, self._breaker_s = breaker_failures, breaker_s
         self._ca_file = ca_file
+        self._connections = connections
         self._servers = [_Server(url) for url in _checked(urls)]
         self._turn = 0
         self._jitter = random.Random()  # of its own: the run's random streams are left alone
         self._pool: urllib3.PoolManager | None = None
+        self._lock = threading.Lock()
         self.attempts = self.failures = self.bytes_sent = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves open connections behind."""
-        return {**self.__dict__, "_pool": None}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_pool", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes up with connections of its own."""
+        self.__dict__.update(state, _pool=None, _lock=threading.Lock())
 
     @property
     def urls(self) -> list[str]:
         """The servers' base addresses."""
         return [server.url for server in self._servers]
+
+    def each(self) -> list[Client]:
+        """Returns a client for each server alone, with the same settings."""
+        clients = [copy.copy(self) for _ in self._servers]
+        for client, server in zip(clients, self._servers, strict=True):
+            client._servers, client._turn = [_Server(server.url)], 0
+        return clients
 
     @property
     def resting(self) -> int:
@@ -193,16 +210,18 @@ class Client:
 
     def _in_turn(self) -> list[_Server]:
         """Returns the servers that are not left alone, another one first each time."""
-        first, self._turn = self._turn, (self._turn + 1) % len(self._servers)
+        with self._lock:
+            first, self._turn = self._turn, (self._turn + 1) % len(self._servers)
         servers = self._servers[first:] + self._servers[:first]
         return [server for server in servers if server.rests_until <= time.monotonic()]
 
     def _failed(self, server: _Server, trouble: str, unsuitable: bool = False) -> None:
-        self.failures += 1
-        server.failures += 1
-        server.trouble, server.unsuitable = trouble, unsuitable
-        if unsuitable or server.failures >= self._breaker_failures:
-            server.rests_until = time.monotonic() + self._breaker_s
+        with self._lock:
+            self.failures += 1
+            server.failures += 1
+            server.trouble, server.unsuitable = trouble, unsuitable
+            if unsuitable or server.failures >= self._breaker_failures:
+                server.rests_until = time.monotonic() + self._breaker_s
 
     def _troubles(self) -> str:
         return "; ".join(f"{server.url}: {server.trouble}" for server in self._servers if server.trouble)
@@ -212,10 +231,11 @@ class Client:
 
         allowed_s = min(self._timeout_s, max(deadline - time.monotonic(), MIN_ATTEMPT_S))
         ends = time.monotonic() + allowed_s
-        self.attempts += 1
-        self.bytes_sent += len(body or b"")
+        with self._lock:
+            self.attempts += 1
+            self.bytes_sent += len(body or b"")
         try:
-            response = self._connections().request(
+            response = self._open_pool().request(
                 "GET" if body is None else "POST",
                 server.url + path,
                 body=body,
@@ -260,15 +280,16 @@ class Client:
         key = os.environ.get(self._api_key_env)
         return {"Authorization": f"Bearer {key}"} if key else {}
 
-    def _connections(self) -> urllib3.PoolManager:
-        if self._pool is None:
-            import urllib3
+    def _open_pool(self) -> urllib3.PoolManager:
+        import urllib3
 
-            open_ones = [url for url in self.urls if urlsplit(url).scheme == "http" and not _is_local(url)]
-            if open_ones and self._key():
-                logger.warning("%s: the API key travels unencrypted; use https", ", ".join(open_ones))
-            self._pool = urllib3.PoolManager(ca_certs=self._ca_file)
-        return self._pool
+        with self._lock:
+            if self._pool is None:
+                open_ones = [url for url in self.urls if urlsplit(url).scheme == "http" and not _is_local(url)]
+                if open_ones and self._key():
+                    logger.warning("%s: the API key travels unencrypted; use https", ", ".join(open_ones))
+                self._pool = urllib3.PoolManager(ca_certs=self._ca_file, maxsize=self._connections)
+            return self._pool
 
 
 def _is_local(url: str) -> bool:
