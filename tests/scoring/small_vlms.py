@@ -43,14 +43,15 @@ def build_small_vlm(family: str, folder: Path, seed: int = 0) -> Path:
 
 
 def train_tokenizer(named: dict[str, str], words: list[str] | None = None, **kwargs: Any) -> PreTrainedTokenizerFast:
-    """Trains a byte-level BPE on the prompts and the words of an answer.
+    """Trains a byte-level BPE on the words of an answer.
 
     Args:
         named: special tokens that processors ask for by name, ``{"image_token": "<image>"}``.
-        words: what shall be a single token each; ``None`` are all spellings of yes and no.
+        words: what shall be a single token each; ``None`` are all spellings of yes and no, with the prompts.
         kwargs: for ``PreTrainedTokenizerFast``.
     """
-    words = WORDS if words is None else words
+    prompts = [prompt.text.lower() for prompt in PROMPTS.values()] if words is None else []
+    words = words or WORDS
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -58,9 +59,7 @@ def train_tokenizer(named: dict[str, str], words: list[str] | None = None, **kwa
     trainer = trainers.BpeTrainer(
         vocab_size=480, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
-    texts = words * 50 + [prompt.text.lower() for prompt in PROMPTS.values()]
-    texts = [text for text in texts if text]
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(words * 50 + prompts, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
@@ -291,9 +290,47 @@ def _gemma4() -> tuple[Any, Any]:
     return processor, Gemma4ForConditionalGeneration(config)
 
 
+def _llava() -> tuple[Any, Any]:
+    """Of no family that the scorer knows, and its processor takes no videos."""
+    from transformers import LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
+    from transformers.models.clip.image_processing_clip import CLIPImageProcessor
+
+    tokenizer = train_tokenizer({"image_token": "<image>"})
+    patch = 16
+    config = LlavaConfig(
+        text_config={"model_type": "llama", **_text(tokenizer)},
+        vision_config={
+            "model_type": "clip_vision_model",
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": FRAME_PIXELS,
+            "patch_size": patch,
+            "projection_dim": 32,
+        },
+        image_token_index=tokenizer.image_token_id,
+        vision_feature_select_strategy="default",
+        vision_feature_layer=-1,
+        tie_word_embeddings=False,
+    )
+    processor = LlavaProcessor(
+        image_processor=CLIPImageProcessor(
+            size={"shortest_edge": FRAME_PIXELS}, crop_size={"height": FRAME_PIXELS, "width": FRAME_PIXELS}
+        ),
+        tokenizer=tokenizer,
+        patch_size=patch,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=_TURNS % {"video": "", "image": "<image>"},
+    )
+    return processor, LlavaForConditionalGeneration(config)
+
+
 _BUILDERS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "perception_lm": _perception_lm,
     "qwen3_vl": _qwen3_vl,
     "smolvlm": _smolvlm,
     "gemma4": _gemma4,
+    "llava": _llava,
 }

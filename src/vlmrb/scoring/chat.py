@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmrb.scoring.families import Family
+from vlmrb.scoring.memory import is_out_of_memory
 from vlmrb.scoring.scorer import ScorerError
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class Chat:
                 processor_kwargs=options,
             )
         except Exception as error:  # each processor refuses in its own way
+            if is_out_of_memory(error):
+                raise
             size = "×".join(map(str, movies.shape[2:4]))
             what = "a video" if self.video else "a list of images"
             raise ScorerError(

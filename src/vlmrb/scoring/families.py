@@ -109,8 +109,8 @@ def natural_frame_size(processor: Any, family: Family) -> int | None:
         step = kernel * media.patch_size
         return int((soft_tokens * kernel**2) ** 0.5 * media.patch_size) // step * step
     for name in ("max_image_size", "crop_size", "size"):
-        sizes = getattr(media, name, None)
-        found = [getattr(sizes, side, None) for side in ("longest_edge", "height", "shortest_edge")] if sizes else []
-        if any(found):
-            return int(next(side for side in found if side))
+        sizes = getattr(media, name, None) or {}
+        sides = dict(sizes if isinstance(sizes, Mapping) else vars(sizes))
+        if found := sides.get("longest_edge") or sides.get("height") or sides.get("shortest_edge"):
+            return int(found)
     return None

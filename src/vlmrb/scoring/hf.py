@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmrb.scoring.clips import ClipBatch
+from vlmrb.scoring.memory import is_out_of_memory, weight_bytes
 from vlmrb.scoring.prompts import Prompt, make_prompt
 from vlmrb.scoring.scorer import Scorer, ScorerError
 
@@ -111,6 +112,8 @@ class HFScorer(Scorer):
         self.name = (folder.resolve() if local else folder).name.lower()
         shown = "auto" if video == "auto" else "video" if video else "images"
         settings = [weights, dtype, attn_implementation or "auto", f"{self.fps:g}fps", shown]
+        if local and (weights_size := weight_bytes(folder, dtype)) is not None:
+            self.memory_bytes = weights_size + (cache_mb << 20)
         self.version = f"{_VERSION}:{':'.join(settings)}"
 
         self._path: ScoringPath | None = None
@@ -187,8 +190,8 @@ class HFScorer(Scorer):
                 rows = shown.clips[done : done + self._batch]
                 try:
                     scores[done : done + len(rows)] = self._ask(shown, rows)
-                except RuntimeError as error:
-                    if not _is_out_of_memory(error):
+                except Exception as error:
+                    if not is_out_of_memory(error):
                         raise
                     self._halve(len(rows), shown, error)
                 else:
@@ -309,12 +312,6 @@ class HFScorer(Scorer):
                 clips,
                 self._batch,
             )
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    import torch
-
-    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)  # the latter from the CPU
 
 
 def _first_line(error: Exception) -> str:

@@ -85,13 +85,16 @@ def load(model: str, revision: str | None, dtype: str, device: str, attn_impleme
             break
         except ImportError as error:
             raise ScorerError(f"model {model} needs a package ({_line(error)}): pip install 'vlmrb[vlm]'") from error
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:  # OSError, ValueError, SafetensorError, …: as many as there are ways to be wrong
             if folder or not local:
                 raise ScorerError(_cannot_load(model, revision, error)) from error
     if getattr(processor, "tokenizer", None) is None:
         raise ScorerError(f"model {model} has no processor with a tokenizer: it is no image-text-to-text model")
     processor.tokenizer.padding_side = "left"
-    found = found.to(device)
+    try:
+        found = found.to(device)
+    except Exception as error:  # out of memory, no such device
+        raise ScorerError(f"model {model} cannot be put on device {device} ({_line(error)})") from error
     return processor, found.eval().requires_grad_(False)
 
 
