@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,12 +19,15 @@ from numpy.typing import NDArray
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from vlmrb.algorithms.collector import ReplayCollector
-from vlmrb.calibration.corpus import Corpus, CorpusWriter, LabelledClips, env_facts
+from vlmrb.calibration.corpus import Corpus, CorpusWriter, LabelledClips, env_facts, load_corpus
 from vlmrb.calibration.policies import MakePlayer
 from vlmrb.envs import EnvConfig, make_env, make_renderer
 from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.scoring.clips import ClipBatch, Renderer
 from vlmrb.scoring.milestones import MilestonesScorer
+
+if TYPE_CHECKING:
+    from torchrl.envs import EnvBase
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +36,7 @@ STRATA = ("success", "milestone", "nothing")
 MINIGRID_MILESTONES = ["key", "door", "goal"]
 
 ROUND_STEPS = 1024  # env steps of each instance in a round, at most: a whole episode of most tasks
+CHOICE = 4  # clips in a round for each that may be kept of it, so that there is something to choose from
 ROUND_BYTES = 256 << 20  # of the snapshots of a round, at most
 ROUNDS = 8  # a corpus comes from at least as many, so that it holds many levels
 
@@ -134,8 +138,6 @@ def collect(
             bar.update(len(chosen))
             bar.set_postfix_str(f"{spent + env_steps:,} env steps, {int(taken[0] + strata[0])} successes")
     if writer.complete:
-        from vlmrb.calibration.corpus import load_corpus
-
         return load_corpus(folder)
     notes = _notes(writer, wanted, settings)
     for note in notes:
@@ -165,12 +167,8 @@ def play_round(
     """
     env_seed, player_seed = np.random.SeedSequence([settings.seed, number]).generate_state(2).tolist()
     env = make_env(config, seed=env_seed)
-    snapshot = env.observation_spec["snapshot"][0]
     rows, length = config.num_envs, settings.clip_length
-    affordable = ROUND_BYTES // (rows * math.prod(snapshot.shape) * snapshot.dtype.itemsize)
-    steps = max(min(ROUND_STEPS, affordable), 2 * length)
-    block = min(steps, 128)
-    steps -= steps % block
+    steps, block = _round_length(env, settings)
     buffer = VLMReplayBuffer(rows * (block + length), batch_size=1, clip_length=length)
     assert buffer.clips is not None
     collector = ReplayCollector(
@@ -199,6 +197,16 @@ def play_round(
         number * 1_000_000 + np.concatenate([episodes for _, episodes in parts]),
     )
     return clips, rows * steps
+
+
+def _round_length(env: EnvBase, settings: CollectSettings) -> tuple[int, int]:
+    """Returns a round's env steps per instance, and those of a block, of which it is a multiple."""
+    rows, snapshot = env.batch_size.numel(), env.observation_spec["snapshot"][0]
+    affordable = ROUND_BYTES // (rows * math.prod(snapshot.shape) * snapshot.dtype.itemsize)
+    plenty = CHOICE * math.ceil(settings.clips / ROUNDS) * (settings.clip_length - 1) // rows
+    steps = max(min(ROUND_STEPS, affordable, max(plenty, 8 * settings.clip_length)), 2 * settings.clip_length)
+    block = min(steps, 128)
+    return steps - steps % block, block
 
 
 def strata_of(clips: LabelledClips) -> NDArray[np.int64]:

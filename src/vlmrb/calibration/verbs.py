@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 import sys
 from collections.abc import Sequence
@@ -58,6 +59,7 @@ def corpus(
     from vlmrb.calibration.labelled_videos import collect_videos
     from vlmrb.calibration.policies import make_player
 
+    logging.getLogger("torchrl").setLevel(logging.WARNING)  # it announces every buffer
     folder, command = Path(out), _command()
     if videos is not None or labels is not None:
         if videos is None or labels is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,8 +39,11 @@ def frame_times(path: Path) -> NDArray[np.float64]:
 
 def frame_shape(path: Path, frame_size: int) -> tuple[int, int]:
     """Returns height and width in pixels of a video's frames once they are scaled down to ``frame_size``."""
-    _, image = next(_decode(path))
-    return shrink(_pixels(image)[None], frame_size).shape[1:3]
+    frames = _decode(path)
+    _, image = next(frames)  # belongs to the open file, which closes with the generator
+    shape = shrink(_pixels(image)[None], frame_size).shape[1:3]
+    frames.close()
+    return shape
 
 
 def read_frames(path: Path, frame_size: int, which: NDArray[np.int64] | None = None, every: int = 1) -> Video:
@@ -84,7 +87,7 @@ def as_snapshots(frames: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], FrameRen
     return frames.reshape(*frames.shape[:-3], -1), FrameRenderer("video", shape, (0,), "|u1")
 
 
-def _decode(path: Path) -> Iterator[tuple[float, Any]]:
+def _decode(path: Path) -> Generator[tuple[float, Any], None, None]:
     """Yields ``(seconds, image)``."""
     if not path.is_file():
         raise ValueError(f"video {path} does not exist")
@@ -96,7 +99,7 @@ def _decode(path: Path) -> Iterator[tuple[float, Any]]:
         raise ValueError(f"video {path} holds no frames")
 
 
-def _decode_gif(path: Path) -> Iterator[tuple[float, Image.Image]]:
+def _decode_gif(path: Path) -> Generator[tuple[float, Image.Image], None, None]:
     """Takes apart what GIF writers merge: equal frames in a row become one that is shown longer."""
     try:
         with Image.open(path) as file:
@@ -111,7 +114,7 @@ def _decode_gif(path: Path) -> Iterator[tuple[float, Image.Image]]:
         raise ValueError(f"video {path} cannot be read: {error}") from error
 
 
-def _decode_video(path: Path) -> Iterator[tuple[float, Any]]:
+def _decode_video(path: Path) -> Generator[tuple[float, Any], None, None]:
     try:
         import av
     except ModuleNotFoundError as error:
