@@ -3,6 +3,7 @@
 import hmac
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -115,11 +116,14 @@ class WaitingLoop(BatchedLoop):
     """Gathers requests like LitServe's own loop, but sleeps while there are none instead of looking all the time."""
 
     def get_batch_requests(self, lit_api: ls.LitAPI, request_queue: Queue, transport: Any) -> tuple[list, list]:
-        """Returns requests to score together, and those that waited too long."""
+        """Returns requests to score together, and those that waited too long.
+
+        No more than fill a batch of the scorer: the rest is for other workers.
+        """
         requests: list[tuple] = []
         late: list[tuple] = []
-        ends = None
-        while len(requests) < lit_api.max_batch_size:
+        clips, ends = 0, None
+        while clips < lit_api.max_batch_size:
             left = IDLE_WAIT_S if ends is None else ends - time.monotonic()
             found = self.get_request(request_queue, timeout=left) if left > 0 else None
             if found is None:
@@ -133,6 +137,7 @@ class WaitingLoop(BatchedLoop):
                 late.append((consumer, uid))
             else:
                 requests.append((consumer, uid, content))
+                clips += read_header(content)[0].clips
         return requests, late
 
 
@@ -207,8 +212,8 @@ class ScorerAPI(ls.LitAPI):
             logger.error("scorer %r raised %s", self.scorer.name, describe(output), exc_info=output)
             return JSONResponse({"detail": f"the scorer raised {describe(output)}"}, 500)
         scores = np.asarray(output, np.float32).tolist()
-        described = vars(identity_of(self.scorer))
-        return {"schema": SCHEMA, "scorer": described, "scores": scores, "stats": self.scorer.stats()}
+        stats = {name: value for name, value in self.scorer.stats().items() if math.isfinite(value)}
+        return {"schema": SCHEMA, "scorer": vars(identity_of(self.scorer)), "scores": scores, "stats": stats}
 
 
 class _SnapshotDict(dict):
