@@ -272,7 +272,7 @@ from vlmrb.scoring.hf import HFScorer
 logging.basicConfig(level=logging.WARNING)
 torch.set_num_threads(1)
 torch.backends.mkldnn.set_flags(False)  # it reports a lack of memory in words of its own
-clips, short = (make_clips(8, length, GridRenderer(8, 8), env_steps=200, instances=4) for length in (32, 2))
+clips, short = (make_clips(8, frames, GridRenderer(8, 8), env_steps=200, instances=4) for frames in ({frames}, 2))
 scorer = HFScorer({folder!r}, frame_size=64, batch_clips=16, fast=False)
 scorer.setup()
 first = scorer.score({before})
@@ -290,7 +290,7 @@ def limited(folder: Path, **settings) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_a_batch_that_does_not_fit_is_halved_and_said_once(folder):
-    done = limited(folder, before="clips.select(np.arange(1))", room=24, clips=16)
+    done = limited(folder, before="clips.select(np.arange(1))", room=24, frames=32, clips=16)
     assert done.returncode == 0, done.stderr
     halvings, *right = done.stdout.split()
     assert float(halvings) >= 1
@@ -300,9 +300,9 @@ def test_a_batch_that_does_not_fit_is_halved_and_said_once(folder):
 
 @pytest.mark.slow
 def test_a_single_clip_that_does_not_fit_says_what_to_change(folder):
-    done = limited(folder, before="short.select(np.arange(1))", room=2, clips=1)
+    done = limited(folder, before="short.select(np.arange(1))", room=12, frames=512, clips=1)
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("MemoryError: a single clip (32 frames of 64×64 pixels) does not fit")
+    assert last.startswith("MemoryError: a single clip (512 frames of 64×64 pixels) does not fit")
     assert "frame_size" in last
 
 
