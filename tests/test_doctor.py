@@ -194,7 +194,7 @@ def test_the_driver_is_unknown_where_nvidia_smi_is_absent(monkeypatch, tmp_path)
 
 
 def test_little_memory_is_a_warning(monkeypatch):
-    monkeypatch.setattr(doctor, "_memory_bytes", lambda: 2 * doctor.GIB)
+    monkeypatch.setattr(doctor, "memory_bytes", lambda: 2 * doctor.GIB)
     assert doctor.machine_check().status == "warn"
 
 

@@ -21,7 +21,8 @@ usage: vlmrb VERB [options]
   corpus     collect labelled clips of an environment, or of your own videos
   calibrate  judge scorers and prompts on a corpus before a run is paid for; chooses the threshold
   score      draw a scorer's answers along a video or an episode
-  doctor     check this machine: versions, GPU, rendering, disk; says what to install
+  doctor     check this machine: versions, GPU, rendering, disk; says what to install. With -c RUN.yaml: rehearse that
+             run for a few seconds: does it fit, does the scorer keep up?
 
 Every verb answers --help; `vlmrb fit --help` lists all settings. VLMRB_DEBUG=1 shows full tracebacks.
 """
@@ -76,6 +77,10 @@ def _score(args: list[str]) -> int:
 
 
 def _doctor(args: list[str]) -> int:
+    if any(arg == "-c" or arg.startswith("--config") for arg in args):
+        from vlmrb.rehearsal import rehearse
+
+        return rehearse(args)
     from vlmrb.doctor import doctor
 
     return _call(doctor, args)

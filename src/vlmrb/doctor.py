@@ -180,19 +180,32 @@ def _nvidia_driver() -> str | None:
 def machine_check() -> Check:
     """Processor cores and memory this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    memory = _memory_bytes()
+    memory = memory_bytes()
     found = f"{cores} cores, {memory / GIB:.1f} GiB of memory"
     if memory < MEMORY_WARN_BYTES:
         return Check("CPU", "warn", found, "choose a smaller replay buffer, or keep it in memory-mapped storage")
     return Check("CPU", "ok", found)
 
 
-def _memory_bytes() -> int:
+def memory_bytes() -> int:
     """Physical memory, or the container's limit where that is less."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else "max"
     return min(physical, int(text)) if text.isdigit() else physical
+
+
+def free_memory_bytes() -> int:
+    """Memory that could be taken now without swapping, within the container's limit."""
+    free = memory_bytes()
+    information = Path("/proc/meminfo")
+    if information.is_file():
+        fields = dict(line.split(":") for line in information.read_text().splitlines())
+        free = min(free, 1024 * int(fields["MemAvailable"].split()[0]))
+    used = Path("/sys/fs/cgroup/memory.current")
+    if used.is_file():
+        free = min(free, max(0, memory_bytes() - int(used.read_text())))
+    return free
 
 
 def processes_check() -> Check:

@@ -36,6 +36,25 @@ CALLBACKS = {
 }
 
 
+# How settings are read, by `fit` and by whoever reads a run's settings without starting it.
+CLI_SETTINGS: dict[str, Any] = {
+    "subclass_mode_model": True,
+    "auto_configure_optimizers": False,
+    "seed_everything_default": 0,
+    "trainer_defaults": {
+        "max_epochs": 1,
+        "devices": 1,
+        "callbacks": [ProgressBar()],
+        "enable_checkpointing": True,
+        "enable_model_summary": False,
+        "use_distributed_sampler": False,
+        "num_sanity_val_steps": 0,
+        "log_every_n_steps": 1_000_000_000,  # our own monitoring writes metrics, against env steps
+    },
+    "parser_kwargs": {"exit_on_error": False},
+}
+
+
 class FitCLI(LightningCLI):
     """LightningCLI with the sections `env`, `training`, `replay`, `model` and one per callback.
 
@@ -184,7 +203,7 @@ def check_config_files(args: Sequence[str]) -> None:
         read_yaml(path)
 
 
-def _quieten() -> None:
+def quieten() -> None:
     """Silences what Lightning and TorchRL say about things that are as they should be here."""
     for name in ("lightning.pytorch", "lightning.fabric", "torchrl"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -198,29 +217,16 @@ def _quieten() -> None:
 
 def fit(args: list[str]) -> int:
     """Trains; returns the exit code: 0, or 143 and 130 after SIGTERM and Ctrl-C with the run saved."""
-    _quieten()
+    quieten()
     check_config_files(args)
     with ExitStack() as locks:
         cli = FitCLI(
             OffPolicyModule,
             locks=locks,
-            subclass_mode_model=True,
-            auto_configure_optimizers=False,
-            seed_everything_default=0,
             save_config_callback=SaveConfigWhenTraining,
             save_config_kwargs={"overwrite": True, "config_filename": "config.yaml"},
-            trainer_defaults={
-                "max_epochs": 1,
-                "devices": 1,
-                "callbacks": [ProgressBar()],
-                "enable_checkpointing": True,
-                "enable_model_summary": False,
-                "use_distributed_sampler": False,
-                "num_sanity_val_steps": 0,
-                "log_every_n_steps": 1_000_000_000,  # our own monitoring writes metrics, against env steps
-            },
-            parser_kwargs={"exit_on_error": False},
             args=["fit", *args],
+            **CLI_SETTINGS,
         )
         checkpoint = next(callback for callback in cli.trainer.callbacks if isinstance(callback, ReplayCheckpoint))
         log.info("results are in %s; look at them with tensorboard --logdir %s", *(cli.trainer.default_root_dir,) * 2)

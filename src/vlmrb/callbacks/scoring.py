@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from vlmrb.callbacks.replay_checkpoint import ReplayCheckpoint
+from vlmrb.preflight import Preflight
 from vlmrb.scoring.cache import ScoreCache
 from vlmrb.scoring.config import ScoringConfig
 from vlmrb.scoring.scorer import ScoreControl, Scorer
@@ -26,6 +28,8 @@ class ScoringCallback(Callback):
         control: changes scores on their way into the buffer (control experiments); ``None`` changes nothing.
         cache: ``memory`` remembers scores within the run; a path to a file or folder keeps them for other runs as well;
             ``None`` scores equal clips again and again.
+        preflight: look ahead when a new run starts: refuse what cannot fit into memory or onto the disk, warn of a
+            scorer that does not keep up; see `vlmrb.preflight`.
         **settings: see `ScoringConfig`.
 
     Raises:
@@ -37,14 +41,17 @@ class ScoringCallback(Callback):
         scorer: Scorer | None = None,
         control: ScoreControl | None = None,
         cache: str | None = "memory",
+        preflight: bool = True,
         **settings: Any,
     ) -> None:
         self.scorer = scorer
         self.control = control
         self.cache = cache
+        self.preflight = preflight
         self.config = ScoringConfig(**settings)
         self._service: ScoringService | None = None
         self._cache: ScoreCache | None = None
+        self._preflight: Preflight | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuses a replay scheme that waits for scores which nobody gives.
@@ -58,9 +65,28 @@ class ScoringCallback(Callback):
             )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Builds the service: the module's own `setup`, which makes the buffer, comes after a callback's."""
+        """Builds the service: the module's own `setup`, which makes the buffer, comes after a callback's.
+
+        Raises:
+            PreflightError: a new run cannot fit as it is set up.
+        """
+        self._preflight = None
+        if self.preflight and not pl_module.env_steps:
+            checkpoint = next((other for other in trainer.callbacks if isinstance(other, ReplayCheckpoint)), None)
+            self._preflight = Preflight(pl_module, self.scorer, trainer.default_root_dir, checkpoint)
+            self._preflight.require()
         if self.scorer is not None and self._service is None:
             self._start(pl_module, self.scorer)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Watches, at the beginning of a run, whether the scorer keeps up."""
+        if self._preflight is not None:
+            self._preflight.after_batch()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Says what there is to say about the scorer of a run that was too short to watch it for long."""
+        if self._preflight is not None:
+            self._preflight.after_batch(last=True)
 
     def _start(self, module: OffPolicyModule, scorer: Scorer) -> None:
         if self.cache is not None:
@@ -68,6 +94,8 @@ class ScoringCallback(Callback):
         self._service = module.scoring = ScoringService(
             module.buffer, scorer, module.renderer, cache=self._cache, control=self.control, **vars(self.config)
         )
+        if self._preflight is not None:
+            self._preflight.watch(self._service)
 
     def close(self) -> None:
         """Stops the scorer; may be called more than once. The module keeps the service for its statistics."""

@@ -81,11 +81,13 @@ class Placement:
 
     def mapped(self, capacity: int, rows: TensorDictBase) -> LazyMemmapStorage | None:
         """Returns a memory-mapped storage for ``capacity`` rows like these, or ``None`` if they belong into memory."""
-        if self.storage == "memory":
-            return None
-        if self.storage == "auto" and capacity * row_bytes(rows.reshape(-1)) <= self.memory_limit:
+        if not self.maps(capacity * row_bytes(rows.reshape(-1))):
             return None
         return mapped_storage(capacity, self.scratch_dir)
+
+    def maps(self, rows_bytes: int) -> bool:
+        """Returns whether rows of so many bytes in all lie in files."""
+        return self.storage == "memmap" or (self.storage == "auto" and rows_bytes > self.memory_limit)
 
 
 def _leaf(rows: TensorDict, key: NestedKey) -> Tensor:

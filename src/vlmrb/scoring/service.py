@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from vlmrb.scoring.admission import AdmissionQueue, Content
@@ -17,6 +16,7 @@ from vlmrb.scoring.cache import ScoreCache
 from vlmrb.scoring.clips import Renderer
 from vlmrb.scoring.config import ScoringConfig
 from vlmrb.scoring.meter import ScoringMeter
+from vlmrb.scoring.persistence import load_service_state, service_state
 from vlmrb.scoring.policy import make_policy
 from vlmrb.scoring.process import ProcessBackend
 from vlmrb.scoring.scorer import ScoreControl, Scorer, ScorerError, identity
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SCHEMA = 1
 MAX_ATTEMPTS = 2  # a clip that was there when the scorer failed twice is not shown again
 ADMIT_CLIPS = 256  # clips looked at in one go, which bounds the memory that a burst takes
 MAX_REPORTS = 100  # distinct failures worth a warning
@@ -122,6 +121,24 @@ class ScoringService:
             self._queue.bound()
             self._hand_over()
 
+    def wait_until_ready(self, timeout_s: float) -> bool:
+        """Waits until the scorer is set up, in a process or thread of its own.
+
+        Args:
+            timeout_s: seconds to wait at most.
+
+        Returns:
+            Whether it came to that; not if the scorer has been given up.
+
+        Raises:
+            ScorerError: see `poll`.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not (self._backend.accepting or self._backend.dead) and time.monotonic() < deadline:
+            self._take(self._backend.collect())
+            time.sleep(0.01)
+        return self._backend.accepting
+
     def drain(self, timeout_s: float) -> bool:
         """Waits until nothing waits and nothing is in flight.
 
@@ -186,23 +203,7 @@ class ScoringService:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a resumed run needs, in tensors and plain types; clips in flight are saved as waiting."""
-        contents = [content for batch, _ in self._in_flight.values() for content in batch]
-        contents += self._queue.waiting.values()
-        rows = [
-            (clip_id, completed, content.attempts)
-            for content in contents
-            for clip_id, completed in zip(content.clip_ids, content.completed, strict=True)
-        ]
-        policy, control = self._queue.policy, self.control
-        return {
-            "schema": SCHEMA,
-            "scorer": self._identity,
-            "waiting": torch.tensor(rows, dtype=torch.int64).reshape(-1, 3),  # clip id, completed at, attempts
-            "meter": self.meter.state_dict(),
-            "policy": {"name": policy.name, "state": policy.state_dict()},
-            "control": None if control is None else {"name": control.name, "state": control.state_dict()},
-            "cache": None if self.cache is None else self.cache.state_dict(),
-        }
+        return service_state(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes up where ``state`` was saved, in a new service on a buffer that has been restored already.
@@ -212,31 +213,7 @@ class ScoringService:
         Raises:
             ValueError: the state is of another schema, policy or control; nothing is changed then.
         """
-        if state["schema"] != SCHEMA:
-            raise ValueError(f"scoring state of schema {state['schema']}, this version reads {SCHEMA}")
-        for what, part in (("policy", self._queue.policy), ("control", self.control)):
-            saved, name = state[what] and state[what]["name"], part and part.name
-            if saved != name:
-                raise ValueError(f"scoring state was saved with scoring.{what} {saved}, not {name}")
-        saved = state.get("scorer", self._identity)  # absent from states saved before scorers were noted
-        if saved != self._identity:
-            logger.warning(
-                "scorer %r %r goes on where %r %r left off: the buffer holds scores of both until it is overwritten",
-                *(*self._identity, *saved),
-            )
-        self._queue.policy.load_state_dict(state["policy"]["state"])
-        if self.control is not None:
-            self.control.load_state_dict(state["control"]["state"])
-        self.meter.load_state_dict(state["meter"])
-        if self.cache is not None and state["cache"] is not None:
-            self.cache.load_state_dict(state["cache"])
-        rows = state["waiting"].tolist()
-        for start in range(0, len(rows), ADMIT_CLIPS):
-            part = rows[start : start + ADMIT_CLIPS]
-            alive = [row for row in part if self._clips.contains(row[0])]
-            self._counts.stale += len(part) - len(alive)
-            for key, row in zip(self._keys([row[0] for row in alive]), alive, strict=True):
-                self._queue.add(key, *row)
+        load_service_state(self, state)
 
     # Taking clips in, handing them over, taking answers
 

@@ -172,4 +172,6 @@ def _short(found: Answer) -> Answer:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:5]), float(sys.argv[5]), sys.argv[6] == "1"))
+    *numbers, share, low = sys.argv[1:]
+    pipe_number, mail_number, payload_number, learner = map(int, numbers)
+    sys.exit(main(pipe_number, mail_number, payload_number, learner, float(share), low == "1"))

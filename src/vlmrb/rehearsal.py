@@ -1,0 +1,174 @@
+"""`vlmrb doctor -c`: rehearses a run for a few seconds in a folder that is thrown away, and says what to expect of it.
+
+The rehearsal is the real thing: the run's environments, learner and scorer, side by side as they will be. It differs in
+that learning begins at once, nothing is evaluated or saved, and the buffer is at most `CAPACITY` rows. Full batches of
+clips are gathered first, so that the scorer shows what it can do.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from vlmrb.algorithms.base import OffPolicyModule
+from vlmrb.callbacks.scoring import ScoringCallback
+from vlmrb.doctor import Check, format_table
+from vlmrb.envs import make_renderer
+from vlmrb.fit import CLI_SETTINGS, FitCLI, check_config_files, quieten
+from vlmrb.preflight import FOLDER, Preflight
+from vlmrb.scoring.scorer import ScorerError
+from vlmrb.scoring.service import ScoringService
+from vlmrb.scoring.speed import Speed, SpeedWatch
+
+CAPACITY = 100_000  # rows
+SECONDS = 5.0  # of training that are measured, at least
+GATHER_S = 30.0  # longest wait for full batches
+ANSWERS = 3  # waited for: the first one warms up
+
+
+class Rehearsal(Callback):
+    """Gathers clips, waits for the scorer, measures, and stops the training.
+
+    Args:
+        preflight: who reports.
+
+    Attributes:
+        trouble: why nothing could be measured; empty if it could.
+    """
+
+    def __init__(self, preflight: Preflight) -> None:
+        self.preflight = preflight
+        self.trouble = "it gave no scores"
+        self._held: ScoringService | None = None
+        self._watch: SpeedWatch | None = None
+        self._deadline = self._patience_s = 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Holds scoring back."""
+        self._held, pl_module.scoring = pl_module.scoring, None
+        self._deadline = time.monotonic() + GATHER_S
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Goes on to the next part when it is time."""
+        service, late = pl_module.scoring, time.monotonic() > self._deadline
+        if self._watch is not None:
+            speed = self._watch.look(pl_module) or (self._watch.speed(pl_module) if late else None)
+            if speed is not None:
+                self._end(trainer, service, speed)
+            elif late:
+                answers = f"{service.meter.batches} batches of at most {service.config.batch_clips} clips"
+                self.trouble = f"it answered {answers} within {self._patience_s:.0f} s: too slow to be measured"
+                trainer.should_stop = True
+        elif self._gathered(pl_module, late):
+            trainer.should_stop = not self._begin(pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Takes what there is, if the run's budget was spent before enough was seen."""
+        speed = self._watch.speed(pl_module) if self._watch is not None and self.trouble else None
+        if speed is not None:
+            self._end(trainer, pl_module.scoring, speed)
+
+    def _gathered(self, module: OffPolicyModule, late: bool) -> bool:
+        assert self._held is not None
+        config, clips = self._held.config, module.buffer.clips
+        completed = 0 if clips is None else clips.emitted
+        wanted = (config.max_in_flight + 2) * config.batch_clips
+        return bool(module.grad_steps and completed) and (late or completed >= wanted)
+
+    def _begin(self, module: OffPolicyModule) -> bool:
+        """Lets the scorer begin, once it is set up; returns whether it can."""
+        assert self._held is not None
+        if not self._held.wait_until_ready(self._held.config.startup_timeout_s):
+            self.trouble = "it could not be set up: the log says why"
+            return False
+        module.scoring, self._held = self._held, None
+        self._watch = SpeedWatch(module.scoring, SECONDS)
+        self._patience_s = SECONDS + ANSWERS * module.scoring.config.timeout_s
+        self._deadline = time.monotonic() + self._patience_s
+        return True
+
+    def _end(self, trainer: Trainer, service: ScoringService, speed: Speed) -> None:
+        self.trouble = ""
+        self.preflight.add(speed, service)
+        trainer.should_stop = True
+
+
+class RehearsalCLI(FitCLI):
+    """Reads the settings of a run as `fit` does, and rehearses it instead; of the run's folder only `FOLDER` changes.
+
+    Attributes:
+        checks: what was found.
+    """
+
+    def before_instantiate_classes(self) -> None:
+        """Settles nothing: no folder is taken, no checkpoint looked for."""
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Builds a trainer that writes only into a folder that is thrown away."""
+        config, scoring = self.config_init["fit"], self.config_init["fit"]["scoring"]
+        self._preflight = Preflight(self.model, scoring.scorer, config["run_dir"], config["checkpoint"])
+        self._rehearsal = Rehearsal(self._preflight)
+        # The user's cache may know the answers, which would say nothing about the scorer.
+        cache = None if scoring.cache is None else "memory"
+        return Trainer(
+            accelerator=config["trainer"]["accelerator"],
+            precision=config["trainer"]["precision"],
+            devices=1,
+            max_epochs=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            default_root_dir=self._locks.enter_context(tempfile.TemporaryDirectory(prefix="vlmrb-rehearsal-")),
+            callbacks=[
+                ScoringCallback(scoring.scorer, cache=cache, preflight=False, **vars(scoring.config)),
+                self._rehearsal,
+            ],
+        )
+
+    def fit(self, model: OffPolicyModule, **_: Any) -> None:
+        """Looks ahead and, if the run fits, rehearses it; called in the place of the trainer's ``fit``."""
+        model.configure_model()
+        model.renderer = make_renderer(model.env)
+        self.checks = self._preflight.look_ahead()
+        if self._preflight.scorer is not None and not any(check.status == "fail" for check in self.checks):
+            self._shorten(model)
+            try:
+                self.trainer.fit(model)
+            except ScorerError as error:
+                self._rehearsal.trouble = str(error)
+            if self._rehearsal.trouble:
+                self.checks.append(Check("scorer", "fail", self._rehearsal.trouble, "fix the scorer, or leave it out"))
+        self._preflight.write()
+
+    @staticmethod
+    def _shorten(model: OffPolicyModule) -> None:
+        """Lets learning begin at once, with a buffer that is quick to make."""
+        block = model.training_config.frames_per_batch
+        capacity = min(model.replay.capacity, max(CAPACITY, block, model.replay.batch_size))
+        model.replay = replace(model.replay, capacity=capacity)
+        model._learning_from = 0
+
+
+def rehearse(args: list[str]) -> int:
+    """Rehearses the run that ``fit`` would start with these arguments, and prints what was found.
+
+    Args:
+        args: as for `vlmrb fit`.
+
+    Returns:
+        The exit code: 1 if the run cannot fit or its scorer gives no scores, else 0.
+    """
+    quieten()
+    check_config_files(args)
+    with ExitStack() as locks:
+        cli = RehearsalCLI(OffPolicyModule, locks=locks, args=["fit", *args], **CLI_SETTINGS)
+    print(format_table(cli.checks))
+    print(f"\ndetails, and a clip with its score if there is one, are in {cli.config['fit']['run_dir']}/{FOLDER}")
+    return int(any(check.status == "fail" for check in cli.checks))

@@ -1,0 +1,71 @@
+"""The scoring service's state as plain containers, and back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from vlmrb.scoring.service import ScoringService
+
+logger = logging.getLogger(__name__)
+
+SCHEMA = 1
+LOAD_CLIPS = 256  # clips taken back in one go, which bounds the memory that their snapshots take
+
+
+def service_state(service: ScoringService) -> dict[str, Any]:
+    """Returns what a resumed run needs, in tensors and plain types; clips in flight are saved as waiting."""
+    contents = [content for batch, _ in service._in_flight.values() for content in batch]
+    contents += service._queue.waiting.values()
+    rows = [
+        (clip_id, completed, content.attempts)
+        for content in contents
+        for clip_id, completed in zip(content.clip_ids, content.completed, strict=True)
+    ]
+    policy, control = service._queue.policy, service.control
+    return {
+        "schema": SCHEMA,
+        "scorer": service._identity,
+        "waiting": torch.tensor(rows, dtype=torch.int64).reshape(-1, 3),  # clip id, completed at, attempts
+        "meter": service.meter.state_dict(),
+        "policy": {"name": policy.name, "state": policy.state_dict()},
+        "control": None if control is None else {"name": control.name, "state": control.state_dict()},
+        "cache": None if service.cache is None else service.cache.state_dict(),
+    }
+
+
+def load_service_state(service: ScoringService, state: Mapping[str, Any]) -> None:
+    """Takes up where ``state`` was saved; see `ScoringService.load_state_dict`.
+
+    Raises:
+        ValueError: the state is of another schema, policy or control; nothing is changed then.
+    """
+    if state["schema"] != SCHEMA:
+        raise ValueError(f"scoring state of schema {state['schema']}, this version reads {SCHEMA}")
+    for what, part in (("policy", service._queue.policy), ("control", service.control)):
+        saved, name = state[what] and state[what]["name"], part and part.name
+        if saved != name:
+            raise ValueError(f"scoring state was saved with scoring.{what} {saved}, not {name}")
+    saved = state.get("scorer", service._identity)  # absent from states saved before scorers were noted
+    if saved != service._identity:
+        logger.warning(
+            "scorer %r %r goes on where %r %r left off: the buffer holds scores of both until it is overwritten",
+            *(*service._identity, *saved),
+        )
+    service._queue.policy.load_state_dict(state["policy"]["state"])
+    if service.control is not None:
+        service.control.load_state_dict(state["control"]["state"])
+    service.meter.load_state_dict(state["meter"])
+    if service.cache is not None and state["cache"] is not None:
+        service.cache.load_state_dict(state["cache"])
+    rows = state["waiting"].tolist()
+    for start in range(0, len(rows), LOAD_CLIPS):
+        part = rows[start : start + LOAD_CLIPS]
+        alive = [row for row in part if service._clips.contains(row[0])]
+        service.meter.counts.stale += len(part) - len(alive)
+        for key, row in zip(service._keys([row[0] for row in alive]), alive, strict=True):
+            service._queue.add(key, *row)
