@@ -30,6 +30,14 @@ _TURNS = (
 
 def build_small_vlm(family: str, folder: Path, seed: int = 0) -> Path:
     """Writes a small model with its processor to ``folder``, as ``save_pretrained`` does; returns the folder."""
+    processor, model = make_small_vlm(family, seed)
+    processor.save_pretrained(folder)
+    model.save_pretrained(folder)
+    return folder
+
+
+def make_small_vlm(family: str, seed: int = 0) -> tuple[Any, Any]:
+    """Returns the processor and the model of a family."""
     torch.manual_seed(seed)
     processor, model = _BUILDERS[family]()
     with torch.no_grad():
@@ -37,9 +45,7 @@ def build_small_vlm(family: str, folder: Path, seed: int = 0) -> Path:
             if parameter.ndim > 1:  # PyTorch's own spread: with 0.02 the layers would hardly change what they are given
                 torch.nn.init.kaiming_uniform_(parameter, a=5**0.5, mode="fan_in")
         model.get_output_embeddings().weight.normal_(std=0.3)
-    processor.save_pretrained(folder)
-    model.save_pretrained(folder)
-    return folder
+    return processor, model.eval().requires_grad_(False)
 
 
 def train_tokenizer(named: dict[str, str], words: list[str] | None = None, **kwargs: Any) -> PreTrainedTokenizerFast:
@@ -88,13 +94,28 @@ def _text(tokenizer: PreTrainedTokenizerFast, **changes: Any) -> dict[str, Any]:
     }
 
 
-def _perception_lm() -> tuple[Any, Any]:
-    from transformers import PerceptionLMConfig, PerceptionLMForConditionalGeneration, PerceptionLMProcessor
+def perception_lm_processor(pixels: int, patch: int, pooling: int) -> Any:
+    """Returns a processor of the family for frames of so many pixels a side."""
+    from transformers import PerceptionLMProcessor
     from transformers.models.perception_lm.image_processing_perception_lm import PerceptionLMImageProcessor
     from transformers.models.perception_lm.video_processing_perception_lm import PerceptionLMVideoProcessor
 
-    tokenizer = train_tokenizer({"image_token": "<|image|>", "video_token": "<|video|>"})
+    return PerceptionLMProcessor(
+        video_processor=PerceptionLMVideoProcessor(size={"height": pixels, "width": pixels}),
+        image_processor=PerceptionLMImageProcessor(tile_size=pixels),
+        tokenizer=train_tokenizer({"image_token": "<|image|>", "video_token": "<|video|>"}),
+        patch_size=patch,
+        pooling_ratio=pooling,
+        chat_template=_TURNS % {"video": "<|video|>", "image": "<|image|>"},
+    )
+
+
+def _perception_lm() -> tuple[Any, Any]:
+    from transformers import PerceptionLMConfig, PerceptionLMForConditionalGeneration
+
     patch = 16
+    processor = perception_lm_processor(FRAME_PIXELS, patch, pooling=2)
+    tokenizer = processor.tokenizer
     config = PerceptionLMConfig(
         text_config={"model_type": "llama", **_text(tokenizer)},
         vision_config={
@@ -119,14 +140,6 @@ def _perception_lm() -> tuple[Any, Any]:
         image_token_id=tokenizer.image_token_id,
         video_token_id=tokenizer.video_token_id,
         tie_word_embeddings=False,
-    )
-    processor = PerceptionLMProcessor(
-        video_processor=PerceptionLMVideoProcessor(size={"height": FRAME_PIXELS, "width": FRAME_PIXELS}),
-        image_processor=PerceptionLMImageProcessor(tile_size=FRAME_PIXELS),
-        tokenizer=tokenizer,
-        patch_size=patch,
-        pooling_ratio=2,
-        chat_template=_TURNS % {"video": "<|video|>", "image": "<|image|>"},
     )
     return processor, PerceptionLMForConditionalGeneration(config)
 

@@ -131,14 +131,26 @@ class HFScorer(Scorer):
         """
         import torch
 
+        from vlmrb.scoring.hf_loading import load
+
+        device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+        self.attach(*load(self.model, self.revision, self.dtype, device, self.attn_implementation))
+
+    def attach(self, processor: Any, model: Any) -> None:
+        """Takes a model that is loaded already, in place of `setup`.
+
+        Args:
+            processor: as of ``AutoProcessor``.
+            model: as of ``AutoModelForImageTextToText``, in evaluation mode.
+
+        Raises:
+            ScorerError: as in `setup`.
+        """
         from vlmrb.scoring.answers import find_answer_tokens
         from vlmrb.scoring.chat import Chat
         from vlmrb.scoring.families import family_of, natural_frame_size
-        from vlmrb.scoring.hf_loading import load
         from vlmrb.scoring.hf_paths import PlainPath
 
-        device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
-        processor, model = load(self.model, self.revision, self.dtype, device, self.attn_implementation)
         self._answers = find_answer_tokens(processor.tokenizer, self.question)
         family = family_of(model)
         natural = natural_frame_size(processor, family)

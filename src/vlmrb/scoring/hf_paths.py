@@ -86,6 +86,11 @@ class FastPath:
         """Share of the frames shown so far that needed no encoding, in [0, 1]."""
         return 1.0 - self._cache.encoded / self.shown if self.shown else 0.0
 
+    def forget(self) -> None:
+        """Lets all features go and counts afresh."""
+        self._cache.clear()
+        self.shown = 0
+
     def logits(self, shown: UniqueFrames, rows: NDArray[np.int64]) -> torch.Tensor:
         """See `Path.logits`."""
         layout = self._layout(shown, rows)

@@ -56,9 +56,9 @@ class VisionCache:
         return [found[key] for key in keys]
 
     def clear(self) -> None:
-        """Lets all features go."""
+        """Lets all features go and counts afresh."""
         self._kept.clear()
-        self.bytes = 0
+        self.bytes = self.asked = self.encoded = 0
 
     def _keep(self, key: bytes, feature: Feature) -> None:
         if key in self._kept:
