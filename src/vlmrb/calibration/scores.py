@@ -77,6 +77,9 @@ def load_candidates(
     """
     if not configs and not scorers:
         raise ValueError("no scorer named: pass -c configs/scorer/….yaml, or --scorers with several such files")
+    for option, named in (("--scorers", scorers), ("--prompts", prompts)):
+        if twice := [one for one in named if named.count(one) > 1]:
+            raise ValueError(f"{option} names {twice[0]} twice")
     candidates: list[Candidate] = []
     for file in scorers or [""]:
         files = [*configs, file] if file else list(configs)
@@ -84,10 +87,6 @@ def load_candidates(
         if any(candidate.scorer.name == other.scorer.name for candidate in loaded for other in candidates):
             loaded = [replace(candidate, label=f"{candidate.label} ({Path(file).stem})") for candidate in loaded]
         candidates += loaded
-    labels = [candidate.label for candidate in candidates]
-    if len(set(labels)) < len(labels):
-        twice = next(label for label in labels if labels.count(label) > 1)
-        raise ValueError(f"--scorers and --prompts name {twice!r} twice")
     return candidates
 
 

@@ -75,16 +75,9 @@ def corpus(
             command=command,
         )
     else:
-        settings = CollectSettings(
-            clips,
-            _clip_length(configs) if clip_length is None else clip_length,
-            seed,
-            successes,
-            milestones,
-            stratify,
-            max_env_steps,
-        )
-        config = _environment(configs, ckpt)
+        config, usual = _environment(configs, ckpt)
+        length = usual if clip_length is None else clip_length
+        settings = CollectSettings(clips, length, seed, successes, milestones, stratify, max_env_steps)
         facts = {"policy": policy} | ({"ckpt": ckpt, "epsilon": epsilon} if policy == "checkpoint" else {})
         made = collect(folder, config, make_player(policy, config, ckpt, epsilon), facts, settings, command)
     sys.stdout.write(json.dumps({"corpus": str(folder), **made.manifest["counts"]}, indent=2) + "\n")
@@ -165,7 +158,7 @@ def calibrate(
 
 
 def score(
-    configs: Sequence[str],
+    configs: Sequence[str] = (),
     video: str | None = None,
     run: str | None = None,
     out: str | None = None,
@@ -277,16 +270,18 @@ def _critics(ckpt: Sequence[str], module: OffPolicyModule, run: str) -> dict[str
     return critics
 
 
-def _environment(configs: Sequence[str], ckpt: str | None) -> EnvConfig:
+def _environment(configs: Sequence[str], ckpt: str | None) -> tuple[EnvConfig, int]:
+    """Returns environment and clip length of the configurations, or else of the checkpoint."""
     from vlmrb.settings import load_env
 
-    if configs or ckpt is None:
-        if not configs:
-            raise ValueError("no environment named: pass -c with a configuration that has an env section, or --videos")
-        return load_env(configs)
+    if configs:
+        return load_env(configs), _clip_length(configs)
+    if ckpt is None:
+        raise ValueError("no environment named: pass -c with a configuration that has an env section, or --videos")
     from vlmrb.algorithms.base import OffPolicyModule
 
-    return OffPolicyModule.from_checkpoint(ckpt).env
+    module = OffPolicyModule.from_checkpoint(ckpt)
+    return module.env, module.replay.clip_length or 32
 
 
 def _clip_length(configs: Sequence[str]) -> int:
