@@ -141,6 +141,19 @@ def test_an_unknown_model_without_network_says_how_to_fetch_it(monkeypatch):
     assert "scorer.init_args.model" in message
 
 
+def test_a_model_in_the_hubs_cache_needs_no_network(folder, tmp_path, monkeypatch, clips):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--some-org--some-model"
+    shutil.copytree(folder, repository / "snapshots" / "abc123")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc123")
+    scorer = HFScorer("some-org/some-model")
+    scorer.setup()
+    np.testing.assert_array_equal(scorer.score(clips), ready(folder).score(clips))
+    assert "attention" in refusal("some-org/some-model", attn_implementation="no_such_attention")
+
+
 @pytest.mark.parametrize("package", ["transformers", "timm"])
 def test_a_missing_package_says_what_to_install(folder, package):
     code = (

@@ -70,24 +70,37 @@ def load(model: str, revision: str | None, dtype: str, device: str, attn_impleme
     _need("transformers", "torchvision")
     import transformers
 
+    transformers.utils.logging.disable_progress_bar()  # of loading; a download still shows one
     options: dict[str, Any] = {"dtype": dtype}
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
     folder = is_folder(model)
     place = str(Path(model).expanduser()) if folder else model
-    for local in (True,) if folder else (True, False):  # what is here needs no network, and stays what it is
-        if not local:
-            _ask_hub(model, revision)
+
+    def read(local: bool) -> tuple[Any, Any]:
         source = {"revision": revision or "main", "local_files_only": local}
         try:
-            processor = transformers.AutoProcessor.from_pretrained(place, **source)
-            found: Any = transformers.AutoModelForImageTextToText.from_pretrained(place, **source, **options)
-            break
+            return (
+                transformers.AutoProcessor.from_pretrained(place, **source),
+                transformers.AutoModelForImageTextToText.from_pretrained(place, **source, **options),
+            )
         except ImportError as error:
             raise ScorerError(f"model {model} needs a package ({_line(error)}): pip install 'vlmrb[vlm]'") from error
-        except Exception as error:  # OSError, ValueError, SafetensorError, …: as many as there are ways to be wrong
-            if folder or not local:
-                raise ScorerError(_cannot_load(model, revision, error)) from error
+
+    try:
+        processor, found = read(local=True)  # what is here needs no network, and stays what it is
+    except ScorerError:
+        raise
+    except Exception as error:  # OSError, ValueError, SafetensorError, …: as many as there are ways to be wrong
+        if folder:
+            raise ScorerError(_cannot_load(model, error)) from error
+        _ask_hub(model, revision, error)
+        try:
+            processor, found = read(local=False)
+        except OSError as failure:
+            raise ScorerError(_cannot_fetch(model, revision, failure)) from failure
+        except ValueError as failure:
+            raise ScorerError(_cannot_load(model, failure)) from failure
     if getattr(processor, "tokenizer", None) is None:
         raise ScorerError(f"model {model} has no processor with a tokenizer: it is no image-text-to-text model")
     processor.tokenizer.padding_side = "left"
@@ -104,8 +117,13 @@ def _need(*packages: str) -> None:
         raise ScorerError(f"vision-language models need {' and '.join(missing)}: pip install 'vlmrb[vlm]'")
 
 
-def _ask_hub(model: str, revision: str | None) -> None:
+def _ask_hub(model: str, revision: str | None, local: Exception) -> None:
     """Makes sure that the hub can be reached and has the model: loading would try for minutes, file by file.
+
+    Args:
+        model: its id.
+        revision: of it.
+        local: why it could not be loaded from this machine.
 
     Raises:
         ScorerError: it cannot, or has not.
@@ -115,13 +133,17 @@ def _ask_hub(model: str, revision: str | None) -> None:
     try:
         HfApi().model_info(model, revision=revision, timeout=HUB_TIMEOUT_S)
     except Exception as error:  # whatever the network may do
-        raise ScorerError(_cannot_load(model, revision, error)) from error
+        absent = isinstance(local, OSError)
+        message = _cannot_fetch(model, revision, error) if absent else _cannot_load(model, local)
+        raise ScorerError(message) from error
 
 
-def _cannot_load(model: str, revision: str | None, error: Exception) -> str:
+def _cannot_load(model: str, error: Exception) -> str:
+    return f"model {model} cannot be loaded ({_line(error)})"
+
+
+def _cannot_fetch(model: str, revision: str | None, error: Exception) -> str:
     at = f" --revision {revision}" if revision else ""
-    if is_folder(model):
-        return f"model folder {model} cannot be loaded ({_line(error)})"
     return (
         f"model {model!r} is not on this machine and cannot be fetched ({_line(error)}): on a machine with network run "
         f"`hf download {model}{at}`, and copy its cache (HF_HOME) or give the folder as scorer.init_args.model"
