@@ -25,7 +25,16 @@ from vlmrb.callbacks.replay_checkpoint import ReplayCheckpoint
 from vlmrb.callbacks.scoring import ScoringCallback
 from vlmrb.doctor import GIB
 from vlmrb.envs import EnvConfig, make_renderer
-from vlmrb.preflight import PreflightError, amount, buffer_check, checkpoint_check, frame_check, speed_check
+from vlmrb.preflight import (
+    Preflight,
+    PreflightError,
+    amount,
+    buffer_check,
+    checkpoint_check,
+    frame_check,
+    gpu_checks,
+    speed_check,
+)
 from vlmrb.replay.config import ReplayConfig, TDConfig
 from vlmrb.scoring.config import ScoringConfig
 from vlmrb.scoring.milestones import MilestonesScorer
@@ -245,6 +254,37 @@ def test_frames_that_cannot_be_drawn_so_small_are_refused():
     assert "cannot be drawn" in check.found
 
 
+# GPU
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "status", "says"), [(8, "ok", "needs 4.0 GiB"), (3, "fail", "but 3.0 of 16.0 GiB")]
+)
+def test_a_scorer_is_judged_by_the_free_memory_of_the_gpu(
+    monkeypatch: pytest.MonkeyPatch, free_gib: int, status: str, says: str
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free_gib * GIB, 16 * GIB))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Small Card")
+    scorer = SleepingScorer()
+    assert gpu_checks(scorer) == []  # it does not say what it needs
+    scorer.memory_bytes = 4 * GIB
+    (check,) = gpu_checks(scorer)
+    assert check.status == status
+    assert says in check.found
+
+
+@pytest.mark.gpu
+def test_a_learner_on_the_gpu_is_told_of_a_scorer_that_does_not_fit_beside_it(tmp_path: Path):
+    module = make_module()
+    module.configure_model()
+    module.renderer = make_renderer(DOORKEY)
+    scorer = SleepingScorer()
+    scorer.memory_bytes = torch.cuda.mem_get_info()[1] + 1
+    checks = {check.name: check for check in Preflight(module.to("cuda"), scorer, tmp_path).look_ahead()}
+    assert checks["GPU"].status == "fail"
+
+
 # In a run
 
 
@@ -373,7 +413,7 @@ def test_expected_shares_by_hand(changes: dict[str, Any], share: float):
     ("changes", "settings", "status", "says"),
     [
         ({"scorer_clips_per_s": 500.0}, {}, "ok", "100% of the clips get a score"),
-        ({}, {"duty_cycle": 0.5}, "warn", "raise scoring.duty_cycle (now 0.5)"),
+        ({}, {"duty_cycle": 0.5}, "warn", "a higher scoring.duty_cycle (now 0.5)"),
         ({}, {}, "warn", "replay.clip_length"),
         ({"scorer_clips_per_s": 500.0, "handover_clips_per_s": 30.0}, {}, "warn", "lower training.frames_per_batch"),
         ({"busy_share": 0.7}, {"backend": "sync"}, "ok", "training waits for every score, 70% of its time"),

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
 
 from vlmrb.callbacks.checkpoint_files import HEADROOM
 from vlmrb.doctor import GIB, Check, free_memory_bytes, memory_bytes
-from vlmrb.media import annotate, encode_gif
+from vlmrb.media import Frames, annotate, encode_gif
 from vlmrb.scoring.gpu import require_gpu_memory
 from vlmrb.scoring.scorer import ScorerError
 from vlmrb.scoring.speed import ENOUGH, Speed, SpeedWatch
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FOLDER = "preflight"
-_CAPTION = 34  # characters of a prompt on one line above a frame
+_LETTER, _LINE = 7, 18  # pixels of a prompt's letters, on average, and of its lines
 
 
 class PreflightError(RuntimeError):
@@ -109,7 +110,8 @@ class Preflight:
             log.warning("preflight: could not look ahead (%s: %s)", type(error).__name__, error)
             return
         for check in self.checks:
-            self._say(check)
+            if check.status != "fail":
+                self._say(check)
         self.write()
         failed = [f"{check.name}: {check.found}; {check.advice}" for check in self.checks if check.status == "fail"]
         if failed:
@@ -176,9 +178,9 @@ class Preflight:
         frames = clip.frames(scorer.frame_size)[0, : clip.lengths[0]]
         text = getattr(getattr(scorer, "question", None), "text", None) or getattr(scorer, "prompt", None)
         score = float(table["score"][best])
-        captions = textwrap.wrap(str(text), _CAPTION) if text else []
-        for line in reversed([*captions, f"{scorer.name}: {score:.2f}"]):
-            frames = annotate(frames, line)
+        frames = annotate(frames, f"{scorer.name}: {score:.2f}")
+        if text:
+            frames = below_text(frames, str(text))
         path = self.run_dir / FOLDER / "clip.gif"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encode_gif(frames, fps=8))
@@ -294,10 +296,30 @@ def speed_check(speed: Speed, config: ScoringConfig) -> Check:
         found += f", as no more than {speed.can_clips_per_s:,.1f} clips/s are handed to it"
         advice = f"raise scoring.batch_clips (now {config.batch_clips}) or scoring.max_in_flight"
         return Check(name, "warn", found, f"{advice} (now {config.max_in_flight}), or lower training.frames_per_batch")
-    remedies = [f"raise scoring.duty_cycle (now {config.duty_cycle:g})"] if config.duty_cycle < 1 else []
+    remedies = [f"a higher scoring.duty_cycle (now {config.duty_cycle:g})"] if config.duty_cycle < 1 else []
     remedies += [f"more clips at once (scoring.batch_clips, now {config.batch_clips})"]
     remedies += ["a longer replay.clip_length, which makes fewer clips", "a quicker scorer", "more servers"]
     return Check(name, "warn", found, "the rest is replayed uniformly; try " + ", ".join(remedies))
+
+
+def below_text(frames: Frames, text: str) -> Frames:
+    """Writes a text of any length above frames.
+
+    Args:
+        frames: ``uint8[T, H, W, 3]``, 0–255.
+        text: is broken into lines.
+
+    Returns:
+        ``uint8[T, H + h, W, 3]``.
+    """
+    width = frames.shape[2]
+    lines = textwrap.wrap(text, width // _LETTER)
+    page = Image.new("RGB", (width, _LINE * len(lines)), (32, 32, 36))
+    draw, font = ImageDraw.Draw(page), ImageFont.load_default(2 * _LETTER - 1)
+    for number, line in enumerate(lines):
+        draw.text((4, _LINE * (number + 0.5)), line, (245, 245, 245), font, anchor="lm")
+    block = np.asarray(page)
+    return np.concatenate([np.broadcast_to(block, (len(frames), *block.shape)), frames], axis=1)
 
 
 def amount(size: float) -> str:

@@ -272,3 +272,23 @@ class RefusingScorer(GoodScorer):
 
     def score(self, clips: ClipBatch) -> NDArray[np.float32]:
         os._exit(3)
+
+
+class MultiplyingScorer(GoodScorer):
+    """Multiplies large matrices on the GPU for about a second."""
+
+    name = "multiplying"
+
+    def setup(self) -> None:
+        import torch
+
+        self.matrix = torch.randn(8192, 8192, device="cuda")
+
+    def score(self, clips: ClipBatch) -> NDArray[np.float32]:
+        import torch
+
+        begin = time.monotonic()
+        while time.monotonic() - begin < 1.0:
+            self.matrix @ self.matrix
+            torch.cuda.synchronize()
+        return super().score(clips)
