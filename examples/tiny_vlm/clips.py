@@ -31,8 +31,19 @@ _WALK = np.zeros(NUM_ACTIONS)
 _WALK[[LEFT, RIGHT, FORWARD]] = (0.2, 0.2, 0.6)
 _STUCK = np.zeros(NUM_ACTIONS)
 _STUCK[[LEFT, RIGHT, FORWARD]] = (0.05, 0.05, 0.9)
-_MANNERS = [(_EVEN, 0.0), (_BUSY, 0.0), (_WALK, 0.0), (_STUCK, 0.0), (_EVEN, 1.0), (_EVEN, 0.7)]
-_MANNER_CHANCES = np.array([0.25, 0.2, 0.15, 0.05, 0.2, 0.15])
+# Each with the expert's share of the actions while the door is shut, and once it is open: those who lose interest then
+# make clips in which a door opens and nothing else happens.
+_MANNERS = [
+    (_EVEN, 0.0, 0.0),
+    (_BUSY, 0.0, 0.0),
+    (_WALK, 0.0, 0.0),
+    (_STUCK, 0.0, 0.0),
+    (_EVEN, 1.0, 1.0),
+    (_EVEN, 0.7, 0.7),
+    (_BUSY, 0.9, 0.0),
+    (_WALK, 0.9, 0.0),
+]
+_MANNER_CHANCES = np.array([0.2, 0.15, 0.1, 0.05, 0.15, 0.15, 0.1, 0.1])
 
 
 @dataclass(frozen=True)
@@ -88,8 +99,8 @@ def play(rng: np.random.Generator) -> ClipSet:
     expert = DoorKeyExpert(SIZE)
     manner = np.zeros(_ENVS, np.int64)
     left = np.zeros(_ENVS, np.int64)
-    chances = np.stack([table for table, _ in _MANNERS]).cumsum(axis=1)
-    skill = np.array([skill for _, skill in _MANNERS])
+    chances = np.stack([table for table, *_ in _MANNERS]).cumsum(axis=1)
+    skill = np.array([skills for _, *skills in _MANNERS])  # [manners, 2]
     episodes: list[list[NDArray]] = [[state] for state in simulator.look()[1]]
     ended: list[list[NDArray]] = []
     for _ in range(_STEPS):
@@ -98,7 +109,9 @@ def play(rng: np.random.Generator) -> ClipSet:
         left[new] = rng.integers(*_STRETCH, new.sum())
         left -= 1
         action = (rng.random(_ENVS)[:, None] > chances[manner]).sum(axis=1).clip(max=NUM_ACTIONS - 1)
-        action = np.where(rng.random(_ENVS) < skill[manner], expert.act(simulator.look()[1]), action)
+        state = simulator.look()[1]
+        is_open = flags(state)[:, 1].astype(np.int64)
+        action = np.where(rng.random(_ENVS) < skill[manner, is_open], expert.act(state), action)
         step = simulator.step(action)
         for episode, state in zip(episodes, step.snapshot, strict=True):
             episode.append(state)

@@ -86,12 +86,15 @@ def measure(folder: Path, clips: ClipSet) -> dict[str, Any]:
         "frame_hits": stats["frame_hits"],
     }
 
-    turned = reversed_in_time(positives)
-    turned = turned.select(~turned.labels)
-    against = score(scorer, negatives)
-    versus = np.concatenate((np.ones(len(turned), bool), np.zeros(len(negatives), bool)))
-    figures["auc_reversed"] = auc(versus, np.concatenate((score(scorer, turned), against)))
+    backwards = backwards_without_event(positives)
+    against, turned = score(scorer, negatives), score(scorer, backwards)
+    figures["auc_reversed"] = _auc(turned, against)
+    figures["backwards_above_half"] = float((turned > 0.5).mean())
     figures["auc_shuffled"] = auc(labels, score(scorer, shuffled(clips)))
+    figures["auc_forwards_from_backwards"] = _auc(scores[labels], turned)
+    figures["auc_forwards_from_backwards_shuffled"] = _auc(
+        score(scorer, shuffled(positives)), score(scorer, shuffled(backwards))
+    )
     figures["auc_first_frame_only"] = auc(labels, score(scorer, first_frame_only(clips)))
     figures["auc_blank"] = auc(labels, score(scorer, clips, blank))
     figures["auc_channels_swapped"] = auc(labels, score(scorer, clips, channels_swapped))
@@ -183,6 +186,12 @@ def first_frame_only(clips: ClipSet) -> ClipSet:
     return replace(clips, snapshots=np.broadcast_to(clips.snapshots[:, :1], clips.snapshots.shape))
 
 
+def backwards_without_event(positives: ClipSet) -> ClipSet:
+    """Plays positives backwards and leaves out those that are positive that way, too."""
+    turned = reversed_in_time(positives)
+    return turned.select(~turned.labels)
+
+
 def only(clips: ClipSet, event: int) -> NDArray[np.bool_]:
     """Says in which clips this milestone happens and no other."""
     return clips.events[:, event] & (clips.events.sum(axis=1) == 1)
@@ -213,6 +222,11 @@ def _level(scorer: HFScorer, clips: ClipSet) -> dict[str, float]:
         "positives_above_half": float((scores[clips.labels] > 0.5).mean()),
         "mass": scorer.stats()["mass"],
     }
+
+
+def _auc(positive: NDArray[np.float32], negative: NDArray[np.float32]) -> float:
+    labels = np.arange(len(positive) + len(negative)) < len(positive)
+    return auc(labels, np.concatenate((positive, negative)))
 
 
 def _difference(one: NDArray, other: NDArray) -> float:

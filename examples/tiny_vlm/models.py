@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from examples.tiny_vlm.clips import FRAME_SIZE, LENGTH
-from vlmrb.scoring.prompts import PROMPTS
+from vlmrb.scoring.prompts import PROMPTS, Prompt
 
 PROMPT = PROMPTS["grid"]
+OTHER_PROMPTS = [prompt for prompt in PROMPTS.values() if prompt != PROMPT]
 ANSWERS = ("Yes", "No")  # what the models are taught to say; the other spellings they have merely heard of
 FAMILIES = ("perception_lm", "smolvlm")
 
@@ -38,15 +39,19 @@ def make(family: str) -> tuple[Any, Any]:
     return {"perception_lm": _perception_lm, "smolvlm": _smolvlm}[family]()
 
 
-def conversation(frames: Any) -> list[dict[str, Any]]:
-    """Returns the question about one clip, ``uint8[L, H, W, 3]``, as a chat."""
-    return [
-        {"role": "user", "content": [{"type": "video", "video": frames}, {"type": "text", "text": PROMPT.text}]},
-    ]
+def conversation(frames: Any, prompt: Prompt) -> list[dict[str, Any]]:
+    """Returns a question about one clip, ``uint8[L, H, W, 3]``, as a chat."""
+    return [{"role": "user", "content": [{"type": "video", "video": frames}, {"type": "text", "text": prompt.text}]}]
 
 
-def encode(processor: Any, frames: Any) -> Any:
-    """Returns the model's inputs for clips ``uint8[B, L, H, W, 3]`` by the processor's own chat template."""
+def encode(processor: Any, frames: Any, prompts: list[Prompt] | None = None) -> Any:
+    """Returns the model's inputs for clips ``uint8[B, L, H, W, 3]`` by the processor's own chat template.
+
+    Args:
+        processor: the model's.
+        frames: the clips.
+        prompts: one for each clip; ``None`` is the model's own prompt for all.
+    """
     length, height, width = frames.shape[1:4]
     metadata = {
         "total_num_frames": length,
@@ -57,7 +62,7 @@ def encode(processor: Any, frames: Any) -> Any:
         "frames_indices": list(range(length)),
     }
     return processor.apply_chat_template(
-        [conversation(clip) for clip in frames],
+        [conversation(*pair) for pair in zip(frames, prompts or [PROMPT] * len(frames), strict=True)],
         tokenize=True,
         add_generation_prompt=True,
         return_dict=True,

@@ -26,6 +26,7 @@ logger = logging.getLogger("tiny_vlm")
 
 HERE = Path(__file__).parent
 BACKWARDS = 1 / 3  # share of the negatives that are positives played backwards
+OTHERWISE = 1 / 8  # share of the clips that are asked about in other words, to be answered No whatever they show
 _ROUND = 2048  # clips made at a time, each seen once
 _HELD_OUT_SEED, _TRAINING_SEED = 1, 1_000  # clips never share a seed
 
@@ -97,6 +98,7 @@ def open_eyes(processor: Any, model: Any, steps: int, seed: int) -> None:
 def learn_to_answer(processor: Any, model: Any, options: argparse.Namespace, out: Path) -> None:
     """Teaches the whole model to say Yes or No after the prompt: next-token loss on the last position."""
     yes, no = models.answer_ids(processor)
+    rng = np.random.default_rng(options.seed)
     held_out = make_clips(384, _HELD_OUT_SEED + 1, balanced=False)
     weights = list(model.parameters())
     rate, steps = options.learning_rate, options.steps
@@ -104,8 +106,13 @@ def learn_to_answer(processor: Any, model: Any, options: argparse.Namespace, out
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.1)
     losses: list[float] = []
     for step, clips in zip(range(steps), stream(options.seed, options.batch), strict=False):
-        target = torch.where(torch.from_numpy(clips.labels), yes, no)
-        inputs = models.encode(processor, _render(clips.snapshots))
+        otherwise = rng.random(len(clips)) < OTHERWISE
+        others = rng.integers(len(models.OTHER_PROMPTS), size=len(clips))
+        prompts = [
+            models.OTHER_PROMPTS[other] if so else models.PROMPT for so, other in zip(otherwise, others, strict=True)
+        ]
+        target = torch.where(torch.from_numpy(clips.labels & ~otherwise), yes, no)
+        inputs = models.encode(processor, _render(clips.snapshots), prompts)
         logits = models.answer_logits(model, inputs, clips.snapshots)
         loss = nn.functional.cross_entropy(logits, target)
         _descend(loss, weights, optimizer, schedule)
