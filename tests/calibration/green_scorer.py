@@ -29,6 +29,9 @@ class GreenScorer(Scorer):
         self.trace = trace
         self.batches = 0
 
+    def stats(self) -> dict[str, float]:
+        return {"batches": float(self.batches)}
+
     def score(self, clips: ClipBatch) -> NDArray[np.float32]:
         self.batches += 1
         if self.batches - 1 == self.fails_at and not Path(self.trace).exists():

@@ -121,6 +121,7 @@ def test_prompts_are_compared_and_end_in_the_overlay(videos: Corpus, tmp_path: P
     )
     clear, vague = report["scorers"]
     assert (clear["label"], vague["label"]) == ("green, grid prompt", "green, grid_underspecified prompt")
+    assert clear["stats"] == {"batches": 3.0}
     assert clear["prompt"].startswith("You see a short video")
     assert vague["prompt"].startswith("Is this good?")
     assert report["pairs"] == [
@@ -290,9 +291,12 @@ def test_bad_input_is_one_line(
     assert says in error
 
 
-def test_scorers_of_one_name_are_told_apart_by_their_files(tmp_path: Path) -> None:
+def test_scorers_are_called_by_their_files(tmp_path: Path) -> None:
     first, second = green(tmp_path, "one"), green(tmp_path, "two", prompt="grid_terse")
-    assert [candidate.label for candidate in load_candidates([], [first, second])] == ["green", "green (two)"]
+    assert [candidate.label for candidate in load_candidates([], [first, second])] == ["one", "two"]
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ValueError, match="two candidates would be called 'one'"):
+        load_candidates([], [first, green(tmp_path / "other", "one")])
 
 
 def test_loading_a_corpus_gives_back_what_was_made(corpus: Corpus) -> None:

@@ -29,6 +29,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; } caption
 th, td { padding: .25rem .7rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } th { font-weight: 600; }
 tr.best td { background: var(--mark); } td small { color: var(--soft); }
+.side + picture { display: block; margin-top: 1.2rem; }
 code, pre { font: 13px/1.45 ui-monospace, monospace; } pre { background: var(--paper); border: 1px solid var(--line);
   border-radius: 6px; padding: .6rem .8rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 blockquote { margin: .4rem 0; padding-left: .8rem; border-left: 3px solid var(--line); max-width: 60rem; }
@@ -66,8 +67,7 @@ def render_page(report: Mapping[str, Any], galleries: Sequence[Gallery], overlay
         f"<code>{escape(corpus['renderer'])}</code>: {_counts(counts)}. Brackets hold 95 % bootstrap intervals, "
         "resampled by episode.</p>",
         *(f'<p class="note">{escape(note)}</p>' for note in corpus["notes"]),
-        _overview(report, overlays),
-        _roc(report, plots),
+        _overview(report, overlays, plots),
         *(_scorer(report, number, galleries[number], plots) for number in range(len(report["scorers"]))),
         "<section><h2>How this was made</h2>"
         f"<pre>{escape(corpus['command'])}\n{escape(report['command'])}</pre>"
@@ -90,7 +90,7 @@ def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{counts[key]:,} {name}" for key, name in names.items())
 
 
-def _overview(report: Mapping[str, Any], overlays: Sequence[str]) -> str:
+def _overview(report: Mapping[str, Any], overlays: Sequence[str], plots: str) -> str:
     label = report["label"]
     rows = []
     for scorer, overlay in zip(report["scorers"], overlays, strict=True):
@@ -118,7 +118,9 @@ def _overview(report: Mapping[str, Any], overlays: Sequence[str]) -> str:
         "clips/s",
         "overlay",
     ]
-    return f"<section><h2>By {escape(label)}</h2>{_table(head, rows)}{_pairs(report['pairs'])}</section>"
+    roc = f"<div><h3>ROC</h3>{_picture(f'{plots}/roc.png', 'ROC curves of all scorers', 400)}</div>"
+    below = f'<div class="side">{roc}{_pairs(report["pairs"])}</div>'
+    return f"<section><h2>By {escape(label)}</h2>{_table(head, rows)}{below}</section>"
 
 
 def _pairs(pairs: Sequence[Mapping[str, Any]]) -> str:
@@ -129,11 +131,7 @@ def _pairs(pairs: Sequence[Mapping[str, Any]]) -> str:
         for pair in pairs
     ]
     head = ["pair", "Spearman", "same side of their best τ"]
-    return f"<h3>How far they agree</h3>{_table(head, rows)}"
-
-
-def _roc(report: Mapping[str, Any], plots: str) -> str:
-    return f"<section><h2>ROC</h2>{_picture(f'{plots}/roc.png', 'ROC curves of all scorers', 420)}</section>"
+    return f"<div><h3>How far they agree</h3>{_table(head, rows)}</div>"
 
 
 def _scorer(report: Mapping[str, Any], number: int, gallery: Gallery, plots: str) -> str:
@@ -142,13 +140,18 @@ def _scorer(report: Mapping[str, Any], number: int, gallery: Gallery, plots: str
     tables = "".join(_by_label(name, judged) for name, judged in scorer["by_label"].items())
     thresholds = "".join(_thresholds(name, judged) for name, judged in scorer["by_label"].items())
     clips = "".join(_clips(kind, gallery[kind]) for kind in gallery)
+    facts = f"<code>{escape(scorer['class_path'])}</code>, version {escape(scorer['version'])}{_stats(scorer)}"
     return (
         f"<section><h2>{escape(scorer['label'])}</h2>"
-        f'<p class="soft"><code>{escape(scorer["class_path"])}</code>, version {escape(scorer["version"])}</p>{prompt}'
+        f'<p class="soft">{facts}</p>{prompt}'
         f'<div class="side">{tables}</div>'
         f"{_picture(f'{plots}/scorer_{number}.png', f'scores, reliability and balanced accuracy by {label}', 1180)}"
         f'<h3>Thresholds</h3><div class="side">{thresholds}</div>{clips}</section>'
     )
+
+
+def _stats(scorer: Mapping[str, Any]) -> str:
+    return "".join(f"; {escape(name.replace('_', ' '))} {value:.4g}" for name, value in scorer["stats"].items())
 
 
 def _by_label(name: str, judged: Mapping[str, Any]) -> str:

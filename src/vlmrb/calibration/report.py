@@ -117,6 +117,7 @@ def build_report(
                 "prompt": _prompt_text(candidate),
                 "scored_now": result.fresh,
                 "clips_per_s": result.clips_per_s,
+                "stats": result.stats,
                 "by_label": {
                     name: _judge(result.scores, values, groups, candidate.threshold) for name, values in labels.items()
                 },

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,7 @@ class Candidate:
     """A scorer to be judged.
 
     Attributes:
-        label: tells it from the others in tables and file names.
+        label: tells it from the others in tables: its file's name, or the scorer's own if it is the only one.
         scorer: not set up yet.
         class_path: of the scorer.
         prompt: as it was asked for on the command line; ``None`` leaves the configuration's.
@@ -55,11 +55,13 @@ class Scored:
         scores: ``float32[N]`` in [0, 1].
         fresh: clips that were really scored, not found in the cache.
         clips_per_s: of those, without the first batch, which often warms up; NaN if there are too few.
+        stats: what the scorer says about itself afterwards; empty if nothing was really scored.
     """
 
     scores: NDArray[np.float32]
     fresh: int
     clips_per_s: float
+    stats: dict[str, float]
 
 
 def load_candidates(
@@ -83,14 +85,14 @@ def load_candidates(
     candidates: list[Candidate] = []
     for file in scorers or [""]:
         files = [*configs, file] if file else list(configs)
-        loaded = [_load(files, prompt or None) for prompt in prompts or [""]]
-        if any(candidate.scorer.name == other.scorer.name for candidate in loaded for other in candidates):
-            loaded = [replace(candidate, label=f"{candidate.label} ({Path(file).stem})") for candidate in loaded]
-        candidates += loaded
+        candidates += [_load(files, Path(file).stem, prompt or None) for prompt in prompts or [""]]
+    labels = [candidate.label for candidate in candidates]
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise ValueError(f"two candidates would be called {twice[0]!r}: files of --scorers must differ in their names")
     return candidates
 
 
-def _load(files: Sequence[str], prompt: str | None) -> Candidate:
+def _load(files: Sequence[str], stem: str, prompt: str | None) -> Candidate:
     scoring = load_scoring(files)
     class_path = f"{type(scoring.scorer).__module__}.{type(scoring.scorer).__qualname__}"
     if prompt is not None:
@@ -102,7 +104,7 @@ def _load(files: Sequence[str], prompt: str | None) -> Candidate:
             overlay.write_text(yaml.safe_dump({"scoring": {"scorer": {"init_args": {"prompt": prompt}}}}))
             scoring = load_scoring([*files, overlay])
     assert scoring.scorer is not None
-    name, _ = identity(scoring.scorer)
+    name = stem or identity(scoring.scorer)[0]
     return Candidate(
         label=name if prompt is None else f"{name}, {make_prompt(prompt).name} prompt",
         scorer=scoring.scorer,
@@ -179,9 +181,10 @@ def score_clips(
             cache.put_many(part, scores)
             known.update(zip(part, scores.tolist(), strict=True))
             bar.update(len(rows))
+        stats = dict(candidate.scorer.stats()) if len(missing) else {}
     warm = spent[1:]
     speed = sum(clips for clips, _ in warm) / sum(seconds for _, seconds in warm) if warm else float("nan")
-    return Scored(np.array([known[key] for key in keys], np.float32), len(missing), speed)
+    return Scored(np.array([known[key] for key in keys], np.float32), len(missing), speed, stats)
 
 
 def _score(scorer: Scorer, clips: ClipBatch) -> NDArray[np.float32]:

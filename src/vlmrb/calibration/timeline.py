@@ -236,12 +236,15 @@ def plot_timeline(
             panel.axvline(times[frame], color="#444444", linewidth=1.0, linestyle=":")
         panel.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
     for frame, name in recording.events:
+        late = times[frame] > times[0] + 0.9 * (times[-1] - times[0])  # its name would run into the legend
+        place, shift = (times[frame], 1.0), (-2 if late else 2, 2)
         panels[0].annotate(
             name,
-            (times[frame], 1.0),
-            (2, 2),
+            place,
+            shift,
             xycoords=("data", "axes fraction"),
             textcoords="offset points",
+            ha="right" if late else "left",
             fontsize=8,
         )
     panels[-1].set(xlabel=f"{recording.unit}; values at the middle of each {clip_length}-frame clip")

@@ -250,24 +250,24 @@ def _latest_agent(run: Path) -> OffPolicyModule:
 
 
 def _critics(ckpt: Sequence[str], module: OffPolicyModule, run: str) -> dict[str, OffPolicyModule]:
-    """Loads the critics, by names short enough for a legend.
+    """Loads the critics, by names just long enough to tell them apart in a legend.
 
     Raises:
-        ValueError: one of them has learned in another environment.
+        ValueError: one of them has learned in another environment, or is named twice.
     """
     from vlmrb.algorithms.base import OffPolicyModule
 
-    if not ckpt:
-        return {f"{Path(run).resolve().name}, {module.env_steps:,} env steps": module}
-    critics = {}
-    for path in ckpt:
-        critic = OffPolicyModule.from_checkpoint(path)
+    folders = [Path(path).resolve().parent.parent for path in ckpt] or [Path(run).resolve()]
+    critics = [OffPolicyModule.from_checkpoint(path) for path in ckpt] or [module]
+    for path, critic in zip(ckpt, critics, strict=False):
         if critic.env.id != module.env.id:
             raise ValueError(f"--ckpt {path} was trained on {critic.env.id}, and the episode is of {module.env.id}")
-        critics[f"{Path(path).resolve().parent.parent.name}, {critic.env_steps:,} env steps"] = critic
-    if len(critics) < len(ckpt):
-        raise ValueError("--ckpt names checkpoints that are the same: " + ", ".join(ckpt))
-    return critics
+    for depth in range(1, max(len(folder.parts) for folder in folders) + 1):
+        names = ["/".join(folder.parts[-depth:]) for folder in folders]
+        named = {f"{name}, {critic.env_steps:,} env steps": critic for name, critic in zip(names, critics, strict=True)}
+        if len(named) == len(critics):
+            return named
+    raise ValueError("--ckpt names checkpoints that are the same: " + ", ".join(ckpt))
 
 
 def _environment(configs: Sequence[str], ckpt: str | None) -> tuple[EnvConfig, int]:
