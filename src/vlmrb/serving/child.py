@@ -14,7 +14,7 @@ from vlmrb.scoring.scorer import identity
 from vlmrb.scoring.worker import die_with, guard_children
 from vlmrb.settings import load_scorer
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("vlmrb.serving.child")  # not __main__
 
 
 def main(options: dict[str, Any], parent: int) -> int:
