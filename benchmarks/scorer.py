@@ -2,7 +2,9 @@
 
 Both get the same stream of DoorKey-8x8 clips of 32 frames, half of them of a random policy, half of a trained agent
 (``--ckpt``; without one a scripted expert with 5 % random actions stands in). Ours starts every pass with an empty
-feature cache. A second row per model has frames of which no two are alike, where only batching helps.
+feature cache. A second row per model has frames of which no two are alike, where only batching helps. On a CPU the
+clock is this process's own time, on one thread, so that whatever else the machine does counts little; on a GPU it is
+the wall's.
 
     python benchmarks/scorer.py --models perception_lm qwen3_vl smolvlm gemma4     # small models, random weights
     python benchmarks/scorer.py --models facebook/Perception-LM-1B --frame_size 448
@@ -165,16 +167,17 @@ def measure(name: str, what: str, clips: ClipBatch, parts: tuple[Any, Any, HFSco
     few = clips.select(np.arange(min(4, len(clips))))
     by_generating(processor, model, scorer, few)  # both once before the clock runs
     ours(scorer, few)
+    clock = time.perf_counter if model.device.type == "cuda" else time.process_time
     naive_rates, our_rates, difference = [], [], 0.0
     for pair in range(args.pairs):
         answers: dict[str, NDArray[np.float32]] = {}
         for side in ("naive", "ours") if pair % 2 else ("ours", "naive"):
-            start = time.perf_counter()
+            start = clock()
             answers[side] = by_generating(processor, model, scorer, sample) if side == "naive" else ours(scorer, clips)
             if model.device.type == "cuda":
                 torch.cuda.synchronize()
             rates, count = (naive_rates, len(sample)) if side == "naive" else (our_rates, len(clips))
-            rates.append(count / (time.perf_counter() - start))
+            rates.append(count / (clock() - start))
         rows = np.linspace(0, len(clips) - 1, len(sample)).astype(int)
         difference = max(difference, float(np.abs(answers["ours"][rows] - answers["naive"]).max()))
     row = {

@@ -23,6 +23,9 @@ from vlmrb.scoring.hf import HFScorer
 from vlmrb.scoring.process import ProcessBackend
 from vlmrb.scoring.prompts import PROMPTS, Prompt
 from vlmrb.scoring.scorer import ScorerError
+from vlmrb.settings import load_scoring
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +130,31 @@ def test_the_prompt_is_part_of_what_tells_scores_apart(folder):
 def test_bad_settings_are_named(settings, named):
     with pytest.raises(ValueError, match=named):
         HFScorer("org/name", **settings)
+
+
+@pytest.mark.parametrize("name", ["plm1b", "plm3b", "plm8b", "gemma4_e4b", "qwen3vl_2b", "smolvlm2"])
+def test_a_configuration_of_a_real_model_is_read(name):
+    scoring = load_scoring([ROOT / "configs" / "scorer" / f"{name}.yaml"])
+    assert isinstance(scoring.scorer, HFScorer)
+    assert scoring.scorer.dtype == "bfloat16"
+    assert scoring.scorer.question == PROMPTS["grid"]
+
+
+@pytest.mark.parametrize(
+    ("written", "asked"),
+    [
+        ("'Done? yes or no'", ("Done? yes or no", "yes", "no")),
+        # quoted, since YAML takes a bare yes and no for true and false
+        ("{text: 'Fertig? ja oder nein', 'yes': ja, 'no': nein}", ("Fertig? ja oder nein", "ja", "nein")),
+    ],
+)
+def test_a_question_of_ones_own_fits_into_yaml(tmp_path, written, asked):
+    overlay = tmp_path / "mine.yaml"
+    arguments = f"{{model: org/name, prompt: {written}}}"
+    overlay.write_text(f"scoring: {{scorer: {{class_path: vlmrb.scoring.hf.HFScorer, init_args: {arguments}}}}}")
+    scorer = load_scoring([overlay]).scorer
+    assert isinstance(scorer, HFScorer)
+    assert (scorer.question.text, scorer.question.yes, scorer.question.no) == asked
 
 
 def test_a_path_that_leads_nowhere_is_refused_at_once():
