@@ -59,6 +59,13 @@ def test_a_request_that_is_refused_is_not_repeated(status):
         assert len(server.seen) == 1
 
 
+def test_a_page_of_html_is_passed_on_in_one_line():
+    page = replies((404, b"<html>\n  <h1>Not\n  here</h1>\n</html>"))
+    with Scripted(page) as server, pytest.raises(RefusedError) as caught:
+        ask(Client(server.url, KEY, **QUICK))
+    assert str(caught.value) == f"{server.url}: status 404, <html> <h1>Not here</h1> </html>"
+
+
 def test_a_server_that_comes_back_before_the_deadline_costs_nothing():
     port = free_port()
     client = Client(f"http://127.0.0.1:{port}", KEY, **QUICK)

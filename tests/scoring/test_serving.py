@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -9,11 +12,15 @@ from odd_scorers import FrameScorer, GoodScorer, GreyRenderer, WrongScorer, expe
 
 from vlmrb.cli import main
 from vlmrb.scoring.clips import ClipBatch
+from vlmrb.scoring.openai import OpenAIScorer
+from vlmrb.scoring.remote import RemoteScorer
 from vlmrb.scoring.scorer import ScorerError
 from vlmrb.serving.batching import score_requests
 from vlmrb.serving.metrics import Metrics
 from vlmrb.serving.serve import serve
 from vlmrb.serving.wire import Identity, pack, unpack
+
+SPRITES = Path(__file__).parent.parent.parent / "configs" / "scorer" / "sprites.yaml"
 
 
 def sent_clips(count: int, length: int = 4, seed: int = 0, needs: str = "frames", states: int = 9) -> ClipBatch:
@@ -127,9 +134,23 @@ def test_metrics_count_what_was_scored_and_what_was_not():
 def test_what_cannot_work_or_is_not_safe_is_refused_by_name(options, reason, monkeypatch):
     monkeypatch.delenv("VLMRB_API_KEY", raising=False)
     with pytest.raises(ValueError, match=reason):
-        serve(**{"configs": ["configs/scorer/milestones.yaml"], **options})
+        serve(**{"configs": [str(SPRITES)], **options})
+
+
+@pytest.mark.parametrize(
+    ("module", "use", "command"),
+    [
+        ("vlmrb.serving.serve", lambda: serve([str(SPRITES)]), "pip install 'vlmrb[server]'"),
+        ("vlmrb.scoring.remote", lambda: RemoteScorer("http://a"), "pip install 'vlmrb[remote]'"),
+        ("vlmrb.scoring.openai", lambda: OpenAIScorer("http://a/v1", "org/model"), "pip install 'vlmrb[remote]'"),
+    ],
+)
+def test_a_missing_package_is_named_with_the_command_that_installs_it(module, use, command, monkeypatch):
+    monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=re.escape(command)):
+        use()
 
 
 def test_the_verb_takes_several_configurations(capsys):
-    assert main(["serve", "-c", "configs/scorer/sprites.yaml", "-c", "nowhere.yaml"]) == 1
+    assert main(["serve", "-c", str(SPRITES), "-c", "nowhere.yaml"]) == 1
     assert capsys.readouterr().err == "vlmrb serve: error: nowhere.yaml is no file\n"

@@ -18,6 +18,7 @@ from servers import Served, free_port, get, members, serving, wait_for
 
 from vlmrb.envs import EnvConfig, make_renderer
 from vlmrb.scoring.clips import ClipBatch
+from vlmrb.scoring.hf import HFScorer
 from vlmrb.scoring.remote import RemoteScorer
 from vlmrb.scoring.scorer import ScorerError, identity
 from vlmrb.scoring.sprites import SpritesScorer
@@ -27,6 +28,7 @@ from vlmrb.serving.wire import pack
 pytestmark = pytest.mark.slow
 
 KEY = "a key for tests"
+TINY_VLM = Path(__file__).parent.parent.parent / "examples" / "tiny_vlm" / "perception_lm"
 SPRITES = {"class_path": "vlmrb.scoring.sprites.SpritesScorer"}
 QUICK = {"wait_s": 20.0, "deadline_s": 30.0, "timeout_s": 20.0, "backoff_s": 0.05, "breaker_s": 0.2}
 
@@ -208,6 +210,29 @@ def test_a_configuration_without_a_scorer_is_refused_in_one_line(tmp_path):
         assert server.process.wait(60) == 1
         (line,) = [line for line in server.log.read_text().splitlines() if "error" in line]
         assert "NoSuchScorer" in line
+
+
+def test_a_port_that_is_taken_is_said_to_be(tmp_path, served):
+    with serving(tmp_path, SPRITES, port=served.port, wait=False) as server:
+        assert server.process.wait(60) == 1
+        assert "already in use" in server.log.read_text()
+
+
+def test_a_vision_language_model_gives_the_same_scores_served_as_in_this_process(tmp_path):
+    model = {
+        "class_path": "vlmrb.scoring.hf.HFScorer",
+        "init_args": {"model": str(TINY_VLM), "frame_size": 64, "dtype": "float32", "device": "cpu"},
+    }
+    renderer = make_renderer(EnvConfig(id="MiniGrid-DoorKey-8x8-v0"))
+    clips = make_clips(8, 32, renderer, env_steps=60, instances=4)
+    local = HFScorer(**model["init_args"])
+    local.setup()
+    with serving(tmp_path, model) as server:
+        scorer = RemoteScorer(server.url, **QUICK)
+        assert identity(scorer) == identity(local)
+        assert scorer.prompt == local.prompt
+        np.testing.assert_allclose(scorer.score(clips), local.score(clips), atol=1e-6)
+        assert scorer.stats()["mass"] > 0.9
 
 
 def test_a_failing_scorer_says_why_and_the_next_clips_are_scored(tmp_path, clips):

@@ -304,7 +304,8 @@ def read_tokens(content: bytes) -> list[tuple[str, float]]:
         first = found["choices"][0]["logprobs"]["content"][0]
         return [(str(entry["token"]), float(entry["logprob"])) for entry in first["top_logprobs"]]
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"no log-probabilities in the answer ({content[:200].decode(errors='replace')})") from error
+        shown = " ".join(content[:200].decode(errors="replace").split())
+        raise ValueError(f"no log-probabilities in the answer ({shown})") from error
 
 
 def read_numbers(content: bytes) -> dict[int, float]:

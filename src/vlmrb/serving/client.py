@@ -265,7 +265,7 @@ class Client:
     def _content(self, status: int, content: bytes) -> bytes:
         if status == 200:
             return content
-        text = f"status {status}, {content[:MAX_TEXT].decode(errors='replace')}"
+        text = " ".join(f"status {status}, {content[:MAX_TEXT].decode(errors='replace')}".split())
         if status in NOT_READY:
             raise _UnreachableError(text)
         if status in (401, 403):
