@@ -22,6 +22,7 @@ from vlmrb.algorithms.collector import ReplayCollector
 from vlmrb.calibration.corpus import Corpus, CorpusWriter, LabelledClips, env_facts, load_corpus
 from vlmrb.calibration.policies import MakePlayer
 from vlmrb.envs import EnvConfig, make_env, make_renderer
+from vlmrb.envs.grid import GridLayout
 from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.scoring.clips import ClipBatch, Renderer
 from vlmrb.scoring.milestones import MilestonesScorer
@@ -147,7 +148,7 @@ def collect(
 
 def knows_milestones(renderer: Renderer) -> bool:
     """Says whether milestones can be read off an environment's snapshots: MiniGrid's, that is."""
-    return hasattr(renderer, "layout")
+    return isinstance(getattr(renderer, "layout", None), GridLayout)
 
 
 def play_round(
