@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,13 @@ def make(family: str) -> tuple[Any, Any]:
         family: one of ``FAMILIES``.
     """
     return {"perception_lm": _perception_lm, "smolvlm": _smolvlm}[family]()
+
+
+def load(folder: Path) -> tuple[Any, Any]:
+    """Loads a processor and a model to go on training."""
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    return AutoProcessor.from_pretrained(folder), AutoModelForImageTextToText.from_pretrained(folder)
 
 
 def conversation(frames: Any, prompt: Prompt) -> list[dict[str, Any]]:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,8 +39,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("family", choices=models.FAMILIES)
     parser.add_argument("--out", type=Path, help="folder of the model (default: beside this file, by family)")
+    parser.add_argument("--start", type=Path, help="a model's folder to go on from, its eyes open already")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--vision-steps", type=int, default=600, help="batches of 512 frames")
+    parser.add_argument("--vision-steps", type=int, default=400, help="batches of 512 frames, none with --start")
     parser.add_argument("--steps", type=int, default=1500, help="batches of clips")
     parser.add_argument("--batch", type=int, default=16, help="clips")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
@@ -46,23 +50,31 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     out = options.out or HERE / options.family
-    processor, model = models.make(options.family)
+    processor, model = models.load(options.start) if options.start else models.make(options.family)
     parameters = sum(weights.numel() for weights in model.parameters())
     logger.info("%s: %d parameters, %d tokens", options.family, parameters, len(processor.tokenizer))
+    before = json.loads((options.start / "recipe.json").read_text())["stages"] if options.start else []
     started = time.monotonic()
-    open_eyes(processor, model, options.vision_steps, options.seed)
+    if not options.start:
+        open_eyes(processor, model, options.vision_steps, options.seed)
     learn_to_answer(processor, model, options, out)
     save(processor, model, out)
-    settings = ("seed", "vision_steps", "steps", "batch", "learning_rate")
-    arguments = " ".join(f"--{name.replace('_', '-')} {getattr(options, name)}" for name in settings)
-    recipe = {
-        "command": f"python -m examples.tiny_vlm.train {options.family} {arguments}",
-        "parameters": parameters,
-        "prompt": {"name": models.PROMPT.name, "version": models.PROMPT.version},
+    stage = {
+        "command": shlex.join(["python", "-m", "examples.tiny_vlm.train", *sys.argv[1:]]),
+        "commit": _commit(),
         "clips_seen": options.steps * options.batch,
         "training_s": round(time.monotonic() - started),
     }
+    prompt = f"{models.PROMPT.name}/{models.PROMPT.version}"
+    recipe = {"parameters": parameters, "prompt": prompt, "stages": [*before, stage]}
     (out / "recipe.json").write_text(json.dumps(recipe, indent=2) + "\n")
+
+
+def _commit() -> str:
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE, check=False
+    )
+    return found.stdout.strip() or "unknown"
 
 
 def stream(seed: int, batch: int) -> Iterator[ClipSet]:
