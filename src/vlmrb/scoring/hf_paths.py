@@ -58,6 +58,7 @@ class PlainPath:
 @dataclass(frozen=True)
 class _Layout:
     text: dict[str, torch.Tensor]  # one clip's prompt, on the model's device
+    positions: torch.Tensor | None  # [3, 1, S], of families that place tokens in time and space
     size: tuple[int, int] | None  # to which frames are resized
 
 
@@ -109,6 +110,8 @@ class FastPath:
         order = torch.as_tensor(inverse.reshape(-1), device=self._model.device)
         parts = [torch.stack(part)[order].flatten(0, 1) for part in zip(*features, strict=True)]  # [k · n · T, D] each
         text = {name: value.expand(count, *value.shape[1:]) for name, value in layout.text.items()}
+        if layout.positions is not None:
+            text["position_ids"] = layout.positions.expand(-1, count, -1)
         return next_token(self._model, **text, mm_encoder_outputs={self._encoder.slot: self._outputs(parts)})
 
     def _outputs(self, parts: list[torch.Tensor]) -> Any:
@@ -123,10 +126,15 @@ class FastPath:
         shape = (rows.shape[1], *shown.frames.shape[1:3])
         if shape not in self._layouts:
             inputs = self._chat.inputs(shown.movie(rows[:1]))
-            text = {name: value for name, value in inputs.items() if name in _OF_THE_TEXT}
+            text = to_model(self._model, {name: inputs[name] for name in _OF_THE_TEXT if name in inputs})
             size = resized_to(self._chat.processor, inputs) if self._encoder.sized_by_length else None
-            self._layouts[shape] = _Layout(to_model(self._model, text), size)
+            self._layouts[shape] = _Layout(text, self._positions(text), size)
         return self._layouts[shape]
+
+    def _positions(self, text: dict[str, torch.Tensor]) -> torch.Tensor | None:
+        # The model would find them again for every clip of every batch, in Python and with the GPU waiting.
+        find = getattr(self._model.model, "compute_3d_position_ids", None)
+        return None if find is None else find(inputs_embeds=None, **text)
 
     def _encode(self, frames: NDArray[np.uint8], layout: _Layout) -> list[Feature]:
         chunk = ENCODER_FRAMES // self._encoder.frames * self._encoder.frames
