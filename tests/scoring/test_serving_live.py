@@ -105,6 +105,10 @@ def test_only_the_health_page_is_open_to_those_without_the_key(served, path, key
     assert get(served.url + path, KEY)[0] == 200
 
 
+def test_there_are_no_other_pages(served):
+    assert {get(served.url + path, KEY)[0] for path in ("/docs", "/openapi.json", "/shutdown", "/predict")} == {404}
+
+
 def test_clips_are_not_even_read_without_the_key(served):
     assert post(served, b"x" * 100, key=None)[0] == 401
     assert post(served, b"x" * 10**7, key="another")[0] == 401
@@ -210,6 +214,16 @@ def test_a_configuration_without_a_scorer_is_refused_in_one_line(tmp_path):
         assert server.process.wait(60) == 1
         (line,) = [line for line in server.log.read_text().splitlines() if "error" in line]
         assert "NoSuchScorer" in line
+
+
+def test_a_request_that_takes_too_long_is_answered_all_the_same(tmp_path, clips):
+    slow = {"class_path": "odd_scorers.SlowScorer", "init_args": {"seconds": 3.0}}
+    with serving(tmp_path, slow, "--timeout_s", "0.5") as server:
+        scorer = RemoteScorer(server.url, **QUICK)
+        with pytest.raises(RemoteError, match=r"status 504, not scored within 0\.5 s"):
+            scorer.score(clips.select(np.arange(2)))
+        assert server.metric('vlmrb_requests_total{status="504"}') == 3
+        assert server.metric("vlmrb_requests_in_flight") == 0
 
 
 def test_a_port_that_is_taken_is_said_to_be(tmp_path, served):

@@ -7,8 +7,6 @@ scorer finds out at the start whether it does.
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import logging
 import time
@@ -23,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmrb.scoring.clips import ClipBatch
+from vlmrb.scoring.openai_answers import png_url, read_ids, read_numbers, read_tokens
 from vlmrb.scoring.prompts import Prompt, make_prompt
 from vlmrb.scoring.scorer import Scorer, ScorerError
 from vlmrb.serving.client import Client, RefusedError, RemoteError
@@ -38,7 +37,6 @@ RECENT_CLIPS = 1000  # over which the candidate mass is reported
 LITTLE_MASS = 0.5
 HUB_TIMEOUT_S = 20.0
 PATH = "/chat/completions"
-PREFIX = "token_id:"  # of a token that is given as its number
 
 
 class OpenAIScorer(Scorer):
@@ -169,7 +167,7 @@ class OpenAIScorer(Scorer):
         from vlmrb.scoring.unique_frames import unique_frames
 
         shown = unique_frames(clips, self.frame_size)
-        images = [_png(frame) for frame in shown.frames]
+        images = [png_url(frame) for frame in shown.frames]
         ends = time.monotonic() + self._deadline_s
 
         def ask(rows: NDArray[np.int64]) -> tuple[float, float]:
@@ -242,7 +240,7 @@ class OpenAIScorer(Scorer):
             ScorerError: see `setup`.
             RemoteError: no server in time.
         """
-        blank = _png(np.zeros((self.frame_size or 64, self.frame_size or 64, 3), np.uint8))
+        blank = png_url(np.zeros((self.frame_size or 64, self.frame_size or 64, 3), np.uint8))
         by_number, by_text = (self._body([blank, blank], as_ids) for as_ids in (True, False))
         try:
             self._client.ask(PATH, read_tokens, body=by_number, deadline_s=self._wait_s, patient=False)
@@ -291,55 +289,6 @@ class OpenAIScorer(Scorer):
                 "for the two words more plainly (prompt)",
                 *(self.name, mean),
             )
-
-
-def read_tokens(content: bytes) -> list[tuple[str, float]]:
-    """Reads the tokens listed for the answer's first place, with their log-probabilities.
-
-    Raises:
-        ValueError: the answer has no such list.
-    """
-    try:
-        found = json.loads(content)
-        first = found["choices"][0]["logprobs"]["content"][0]
-        return [(str(entry["token"]), float(entry["logprob"])) for entry in first["top_logprobs"]]
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        shown = " ".join(content[:200].decode(errors="replace").split())
-        raise ValueError(f"no log-probabilities in the answer ({shown})") from error
-
-
-def read_numbers(content: bytes) -> dict[int, float]:
-    """Reads `read_tokens` by number; tokens that are given as text are left out.
-
-    Raises:
-        ValueError: a log-probability is not a number up to 0.
-    """
-    found = {int(token[len(PREFIX) :]): log for token, log in read_tokens(content) if token.startswith(PREFIX)}
-    if not all(log <= 1e-3 for log in found.values()):  # written so that NaN is refused, too
-        raise ValueError("an answer with log-probabilities above 0")
-    return found
-
-
-def read_ids(content: bytes, ids: Sequence[int]) -> dict[int, float]:
-    """Reads the log-probabilities of these tokens.
-
-    Raises:
-        ValueError: one is missing, or is no log-probability.
-    """
-    found = read_numbers(content)
-    missing = [number for number in ids if number not in found]
-    if missing:
-        raise ValueError(f"the answer leaves out tokens {missing}")
-    return found
-
-
-def _png(frame: NDArray[np.uint8]) -> str:
-    """Returns a frame ``uint8[H, W, 3]`` as a data URL."""
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    Image.fromarray(frame).save(buffer, "PNG", compress_level=1)
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def _load_tokenizer(tokenizer: str, revision: str | None) -> Any:
