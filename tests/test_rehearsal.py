@@ -10,6 +10,7 @@ import pytest
 
 from vlmrb import preflight, rehearsal
 from vlmrb.cli import main
+from vlmrb.doctor import GIB
 
 ROOT = Path(__file__).parents[1]
 SMALL = [
@@ -109,6 +110,20 @@ def test_without_a_scorer_the_sizes_are_told(tmp_path: Path):
     code, report = doctor(tmp_path / "run", *uniform, "--scoring.scorer", "null")
     assert code == 0
     assert [check["name"] for check in report["checks"]] == ["replay buffer", "checkpoint"]
+
+
+@pytest.mark.parametrize(("left", "status"), [(4, "ok"), (0.5, "warn")])
+def test_what_learner_and_scorer_took_of_the_gpu_is_told(left: float, status: str):
+    check = rehearsal.gpu_check(int(3.5 * GIB), int(left * GIB), 16 * GIB)
+    assert check.status == status
+    assert check.found.startswith("learner and scorer took 3.5 GiB, ")
+
+
+@pytest.mark.gpu
+def test_a_rehearsal_on_a_gpu_tells_what_it_took(tmp_path: Path):
+    code, report = doctor(tmp_path / "run", "--trainer.accelerator", "gpu")
+    assert code == 0
+    assert "are left" in check_of(report, "GPU")["found"]
 
 
 def test_bad_settings_are_refused_in_one_line_as_fit_refuses_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from vlmrb.algorithms.base import OffPolicyModule
@@ -20,7 +21,7 @@ from vlmrb.callbacks.scoring import ScoringCallback
 from vlmrb.doctor import Check, format_table
 from vlmrb.envs import make_renderer
 from vlmrb.fit import CLI_SETTINGS, FitCLI, check_config_files, quieten
-from vlmrb.preflight import FOLDER, Preflight
+from vlmrb.preflight import FOLDER, Preflight, amount
 from vlmrb.scoring.scorer import ScorerError
 from vlmrb.scoring.service import ScoringService
 from vlmrb.scoring.speed import Speed, SpeedWatch
@@ -28,6 +29,7 @@ from vlmrb.scoring.speed import Speed, SpeedWatch
 CAPACITY = 100_000  # rows
 SECONDS = 5.0  # of training that are measured, at least
 GATHER_S = 30.0  # longest wait for full batches
+NARROW = 0.05  # of the GPU's memory left is little
 ANSWERS = 3  # waited for: the first one warms up
 
 
@@ -39,11 +41,13 @@ class Rehearsal(Callback):
 
     Attributes:
         trouble: why nothing could be measured; empty if it could.
+        gpu_free_bytes: what was left of the learner's GPU at the end; ``None`` without one.
     """
 
     def __init__(self, preflight: Preflight) -> None:
         self.preflight = preflight
         self.trouble = "it gave no scores"
+        self.gpu_free_bytes: int | None = None
         self._held: ScoringService | None = None
         self._watch: SpeedWatch | None = None
         self._deadline = self._patience_s = 0.0
@@ -94,6 +98,7 @@ class Rehearsal(Callback):
 
     def _end(self, trainer: Trainer, service: ScoringService, speed: Speed) -> None:
         self.trouble = ""
+        self.gpu_free_bytes, _ = gpu_memory(trainer.strategy.root_device)
         self.preflight.add(speed, service)
         trainer.should_stop = True
 
@@ -139,10 +144,14 @@ class RehearsalCLI(FitCLI):
         self.checks = self._preflight.look_ahead()
         if self._preflight.scorer is not None and not any(check.status == "fail" for check in self.checks):
             self._shorten(model)
+            free, total = gpu_memory(self.trainer.strategy.root_device)
             try:
                 self.trainer.fit(model)
             except ScorerError as error:
                 self._rehearsal.trouble = str(error)
+            left = self._rehearsal.gpu_free_bytes
+            if free is not None and total is not None and left is not None:
+                self.checks.append(gpu_check(free - left, left, total))
             if self._rehearsal.trouble:
                 self.checks.append(Check("scorer", "fail", self._rehearsal.trouble, "fix the scorer, or leave it out"))
         self._preflight.write()
@@ -154,6 +163,25 @@ class RehearsalCLI(FitCLI):
         capacity = min(model.replay.capacity, max(CAPACITY, block, model.replay.batch_size))
         model.replay = replace(model.replay, capacity=capacity)
         model._learning_from = 0
+
+
+def gpu_memory(device: torch.device) -> tuple[int | None, int | None]:
+    """Returns free and total bytes of a GPU; nothing for another device."""
+    return torch.cuda.mem_get_info(device) if device.type == "cuda" else (None, None)
+
+
+def gpu_check(taken: int, left: int, total: int) -> Check:
+    """How much of the GPU did learner and scorer take?
+
+    Args:
+        taken: bytes, of whoever started meanwhile.
+        left: bytes still free.
+        total: bytes of the GPU.
+    """
+    found = f"learner and scorer took {amount(taken)}, {amount(left)} of {amount(total)} are left"
+    if left < total * NARROW:
+        return Check("GPU", "warn", found, "choose smaller batches (scoring.batch_clips): a longer clip may not fit")
+    return Check("GPU", "ok", found)
 
 
 def rehearse(args: list[str]) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from odd_scorers import (
+    BrokenSetupScorer,
     FrameScorer,
     GatedScorer,
     GoodScorer,
@@ -59,6 +60,22 @@ def test_async_scores_give_the_same_priorities_slot_by_slot_as_sync(backend: str
     reference = fill_and_score("sync", capacity)
     assert (reference > 0).mean() > 0.9
     np.testing.assert_array_equal(fill_and_score(backend, capacity), reference)
+
+
+@pytest.mark.parametrize("backend", ["sync", "thread", "process"])
+def test_a_scorer_can_be_waited_for(backend: str):
+    service = ScoringService(make_buffer(), GoodScorer(), backend=backend)
+    assert service.wait_until_ready(60)
+    service.close()
+
+
+def test_waiting_for_a_scorer_ends_when_it_is_given_up_or_time_is_up():
+    broken = ScoringService(make_buffer(), BrokenSetupScorer("raise"), backend="process", max_restarts=0)
+    assert not broken.wait_until_ready(60)
+    broken.close()
+    slow = ScoringService(make_buffer(), GoodScorer(), backend="process")
+    assert not slow.wait_until_ready(0.0)
+    slow.close()
 
 
 def test_a_scorer_in_a_process_renders_the_frames_itself():
