@@ -32,8 +32,12 @@ class WithoutExtras(importlib.machinery.PathFinder):
     def find_spec(cls, name, path=None, target=None):
         return None if name.partition(".")[0] in extras else super().find_spec(name, path, target)
 
-sys.meta_path = [WithoutExtras if finder is importlib.machinery.PathFinder else finder for finder in sys.meta_path]
+# The heavy libraries look at installed metadata and load extras of ours that they find there: before these are hidden.
 import lightning.pytorch.cli, minigrid, torchrl.collectors, torchrl.data, torchrl.objectives
+
+for name in [name for name in sys.modules if name.partition(".")[0] in extras]:
+    del sys.modules[name]
+sys.meta_path = [WithoutExtras if finder is importlib.machinery.PathFinder else finder for finder in sys.meta_path]
 
 failures = {}
 for module in modules:
