@@ -19,6 +19,7 @@ from vlmrb.calibration.gallery import pick
 from vlmrb.calibration.labelled_videos import collect_videos
 from vlmrb.calibration.scores import load_candidates
 from vlmrb.cli import main
+from vlmrb.envs import EnvConfig
 from vlmrb.scoring.grades import Grades
 from vlmrb.settings import load_scoring
 
@@ -173,7 +174,7 @@ def test_an_interrupted_calibration_goes_on_where_it_stopped(
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.endswith("scorer 'green' failed: RuntimeError: the machine was switched off")
     report = calibrated(*command[1:-2], out=tmp_path / "out")
-    distinct = len({clip.tobytes() for clip in videos.clips.snapshots})
+    distinct = len({clip.tobytes() for clip in videos.snapshots()})
     assert report["scorers"][0]["scored_now"] == distinct - 8 > 0
     again = calibrated(*command[1:-2], out=tmp_path / "out")
     assert again["scorers"][0]["scored_now"] == 0
@@ -280,8 +281,6 @@ def test_bad_input_is_one_line(
     names = {"sprites": SPRITES, "milestones": MILESTONES, "corpus": corpus.folder, "videos": videos.folder}
     names |= {"empty": tmp_path / "empty", "green": green(tmp_path), "env": tmp_path / "env.yaml"}
     if "{cart}" in typed:
-        from vlmrb.envs import EnvConfig
-
         world = EnvConfig("passing_world:Passing-v0", num_envs=2, frame_size=8, success="passing_world:passes")
         names["cart"] = doorkey_corpus(tmp_path / "cart", 32, "random", world, clip_length=5).folder
     parts = [part.format(**names) for part in typed.split()]
@@ -301,6 +300,22 @@ def test_scorers_are_called_by_their_files(tmp_path: Path) -> None:
 
 def test_loading_a_corpus_gives_back_what_was_made(corpus: Corpus) -> None:
     loaded = load_corpus(corpus.folder)
+    np.testing.assert_array_equal(loaded.snapshots(), corpus.snapshots())
     for name, array in vars(corpus.clips).items():
         np.testing.assert_array_equal(getattr(loaded.clips, name), array)
     assert loaded.renderer.name == corpus.renderer.name
+
+
+@pytest.mark.slow
+def test_the_tiny_vlm_is_judged_through_the_production_scorer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small model that was trained on these labels is found good; asked in other words, it is found less so."""
+    monkeypatch.chdir(ROOT)  # its configuration names the model's folder from there
+    world = EnvConfig("MiniGrid-DoorKey-8x8-v0", num_envs=8)
+    corpus = doorkey_corpus(tmp_path / "corpus", clips=120, config=world, clip_length=32, seed=77)
+    arguments = ["-c", "configs/scorer/tiny_vlm.yaml", "--prompts", "grid", "grid_paraphrase_b"]
+    report = calibrated(*arguments, "--corpus", str(corpus.folder), out=tmp_path / "out")
+    own, other = (scorer["by_label"]["milestone"] for scorer in report["scorers"])
+    assert own["auc"] >= 0.95
+    assert own["at_configured"]["balanced_accuracy"] >= 0.9
+    assert other["auc"] < own["auc"]
+    assert report["scorers"][0]["stats"]["mass"] > 0.9

@@ -42,7 +42,7 @@ def stands_on_goal(snapshots: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 def test_labels_are_what_the_states_say(corpus: Corpus) -> None:
     clips = corpus.clips
-    on_goal = stands_on_goal(clips.snapshots)
+    on_goal = stands_on_goal(corpus.snapshots())
     np.testing.assert_array_equal(clips.success, on_goal.any(axis=1))
     np.testing.assert_array_equal(clips.success, clips.milestones[:, 2])
     np.testing.assert_array_equal(clips.milestones, MilestonesScorer().events(corpus.batch(np.arange(len(clips)))))
@@ -52,13 +52,13 @@ def test_labels_are_what_the_states_say(corpus: Corpus) -> None:
 
 def test_clips_are_cut_as_in_training(corpus: Corpus) -> None:
     """The goal shows in a clip's last real frame only, and padding repeats that frame."""
-    clips = corpus.clips
+    clips, snapshots = corpus.clips, corpus.snapshots()
     last = clips.lengths - 1
     rows = np.arange(len(clips))
-    on_goal = stands_on_goal(clips.snapshots)
+    on_goal = stands_on_goal(snapshots)
     for row in rows:
         assert not on_goal[row, : last[row]].any()
-        assert (clips.snapshots[row, last[row] :] == clips.snapshots[row, last[row]]).all()
+        assert (snapshots[row, last[row] :] == snapshots[row, last[row]]).all()
     assert (clips.lengths[~clips.success] == 16).mean() > 0.9  # others end short only at the horizon
     assert clips.lengths.min() >= 2
 
@@ -75,6 +75,15 @@ def test_consecutive_clips_share_their_boundary_frame() -> None:
     assert shared > 100
     assert clips.milestones.shape == (len(clips), 0)
     assert (clips.lengths - 1).sum() <= env_steps
+
+
+def test_snapshots_are_read_from_any_shards_in_any_order(corpus: Corpus) -> None:
+    everything = corpus.snapshots()
+    assert len(everything) == 64
+    rows = np.random.default_rng(0).integers(0, 64, 100)
+    np.testing.assert_array_equal(corpus.snapshots(rows), everything[rows])
+    np.testing.assert_array_equal(corpus.batch(rows[:7]).snapshots, everything[rows[:7]])
+    assert len({shard["clips"] for shard in corpus.manifest["shards"]}) > 1
 
 
 def test_shares_are_kept_and_the_manifest_counts_right(corpus: Corpus) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from vlmrb.algorithms.collector import ReplayCollector
-from vlmrb.calibration.corpus import Corpus, CorpusWriter, LabelledClips, env_facts, load_corpus
+from vlmrb.calibration.corpus import ClipLabels, Corpus, CorpusWriter, LabelledClips, env_facts, load_corpus
 from vlmrb.calibration.policies import MakePlayer
 from vlmrb.envs import EnvConfig, make_env, make_renderer
 from vlmrb.envs.grid import GridLayout
@@ -191,11 +191,11 @@ def play_round(
         collector.shutdown()
     clip_ids = np.concatenate([batch.clip_ids for batch, _ in parts])
     clips = LabelledClips(
-        np.concatenate([batch.snapshots for batch, _ in parts]),
-        np.concatenate([batch.lengths for batch, _ in parts]),
-        np.array([clip in succeeded for clip in clip_ids.tolist()]),
-        np.concatenate([_events(batch, milestones_of) for batch, _ in parts]),
-        number * 1_000_000 + np.concatenate([episodes for _, episodes in parts]),
+        lengths=np.concatenate([batch.lengths for batch, _ in parts]),
+        success=np.array([clip in succeeded for clip in clip_ids.tolist()]),
+        milestones=np.concatenate([_events(batch, milestones_of) for batch, _ in parts]),
+        groups=number * 1_000_000 + np.concatenate([episodes for _, episodes in parts]),
+        snapshots=np.concatenate([batch.snapshots for batch, _ in parts]),
     )
     return clips, rows * steps
 
@@ -210,7 +210,7 @@ def _round_length(env: EnvBase, settings: CollectSettings) -> tuple[int, int]:
     return steps - steps % block, block
 
 
-def strata_of(clips: LabelledClips) -> NDArray[np.int64]:
+def strata_of(clips: ClipLabels) -> NDArray[np.int64]:
     """Returns each clip's stratum, ``int64[N]``."""
     return np.where(clips.success, SUCCESS, np.where(clips.progress, MILESTONE, NOTHING))
 

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import hashlib
 import io
 import json
@@ -32,18 +33,16 @@ Kind = Literal["environment", "videos"]
 
 
 @dataclass(frozen=True)
-class LabelledClips:
-    """Clips and what happens in them.
+class ClipLabels:
+    """What happens in clips.
 
     Attributes:
-        snapshots: ``[N, L, S]``; a clip shorter than L repeats its last frame.
         lengths: ``int64[N]``, the number of real frames, 2 to L.
         success: ``bool[N]``, strict success: the goal is reached inside this very clip.
         milestones: ``bool[N, M]``, which milestones happen inside the clip; M is 0 where none are known.
         groups: ``int64[N]``; clips of one episode, or of one video, share a group and are no independent evidence.
     """
 
-    snapshots: NDArray
     lengths: NDArray[np.int64]
     success: NDArray[np.bool_]
     milestones: NDArray[np.bool_]
@@ -57,25 +56,36 @@ class LabelledClips:
         """Whether the goal or any milestone is reached, ``bool[N]``."""
         return self.success | self.milestones.any(axis=1)
 
+
+@dataclass(frozen=True)
+class LabelledClips(ClipLabels):
+    """Clips and what happens in them.
+
+    Attributes:
+        snapshots: ``[N, L, S]``; a clip shorter than L repeats its last frame.
+    """
+
+    snapshots: NDArray
+
     def select(self, rows: NDArray[np.int64]) -> LabelledClips:
         """Returns the clips at the given rows, ``int64[K]``."""
-        return LabelledClips(*(array[rows] for array in vars(self).values()))
+        return LabelledClips(**{name: array[rows] for name, array in vars(self).items()})
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A finished corpus.
+    """A finished corpus; its labels are in memory, its snapshots are read when they are needed.
 
     Attributes:
         folder: where it lies.
         manifest: what ``manifest.json`` says.
-        clips: all clips, in the order of the shards.
+        clips: labels of all clips, in the order of the shards.
         renderer: draws the snapshots.
     """
 
     folder: Path
     manifest: dict[str, Any]
-    clips: LabelledClips
+    clips: ClipLabels
     renderer: Renderer
 
     @property
@@ -90,8 +100,22 @@ class Corpus:
 
     def batch(self, rows: NDArray[np.int64]) -> ClipBatch:
         """Returns the clips at the given rows, ``int64[K]``, as a scorer is handed them."""
-        clips = self.clips
-        return ClipBatch(rows.astype(np.int64), clips.snapshots[rows], clips.lengths[rows], self.renderer)
+        return ClipBatch(rows.astype(np.int64), self.snapshots(rows), self.clips.lengths[rows], self.renderer)
+
+    def snapshots(self, rows: NDArray[np.int64] | None = None) -> NDArray:
+        """Returns the snapshots ``[K, L, S]`` of the clips at the given rows, ``int64[K]``; of all without any."""
+        if rows is None:
+            rows = np.arange(len(self.clips))
+        shards = [shard for shard in self.manifest["shards"] if "file" in shard]
+        ends = np.cumsum([shard["clips"] for shard in shards])
+        which = np.searchsorted(ends, rows, side="right")
+        parts, order = [], []
+        for number in np.unique(which):
+            mine, shard = np.flatnonzero(which == number), shards[number]
+            stored = _shard_snapshots(self.folder / shard["file"], shard["digest"])
+            parts.append(stored[rows[mine] - (ends[number] - shard["clips"])])
+            order.append(mine)
+        return np.concatenate(parts)[np.argsort(np.concatenate(order))]
 
 
 class CorpusWriter:
@@ -189,14 +213,13 @@ class CorpusWriter:
         Args:
             notes: what a reader of the results has to know.
         """
-        clips = _read_shards(self.folder, self._manifest)
-        distinct = len({clip.tobytes() for clip in clips.snapshots})
+        clips = _read_labels(self.folder, self._manifest)
         self._manifest["counts"] = {
             "clips": len(clips),
             "success": int(clips.success.sum()),
             "milestone": int(clips.progress.sum()),
             "episodes": len(np.unique(clips.groups)),
-            "distinct": distinct,
+            "distinct": len(_distinct(self.folder, self._manifest)),
         } | {
             name: int(count) for name, count in zip(self._manifest["milestones"], clips.milestones.sum(0), strict=True)
         }
@@ -224,7 +247,7 @@ def load_corpus(folder: str | Path) -> Corpus:
             f"corpus {folder} is not finished ({have} of {manifest['settings']['clips']} clips): repeat the command "
             f"that makes it, which goes on where it stopped: {manifest['command']}"
         )
-    return Corpus(folder, manifest, _read_shards(folder, manifest), build_renderer(manifest["renderer"]))
+    return Corpus(folder, manifest, _read_labels(folder, manifest), build_renderer(manifest["renderer"]))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -282,8 +305,9 @@ def _require_same(folder: Path, found: Mapping[str, Any], asked: Mapping[str, An
         )
 
 
-def _read_shards(folder: Path, manifest: Mapping[str, Any]) -> LabelledClips:
-    parts: list[LabelledClips] = []
+def _read_labels(folder: Path, manifest: Mapping[str, Any]) -> ClipLabels:
+    """Reads all labels, and checks that the files are what was written."""
+    parts: list[ClipLabels] = []
     for shard in manifest["shards"]:
         if "file" not in shard:
             continue
@@ -293,17 +317,32 @@ def _read_shards(folder: Path, manifest: Mapping[str, Any]) -> LabelledClips:
             if _digest(content) != shard["digest"]:
                 raise ValueError("its content is not what was written")
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-                parts.append(LabelledClips(**arrays))
+                parts.append(ClipLabels(**{name: arrays[name] for name in arrays if name != "snapshots"}))
         except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
             raise ValueError(f"corpus {folder} is damaged: {path.name}: {error}; make it anew") from error
     if not parts:
         raise ValueError(f"corpus {folder} holds no clips")
-    return LabelledClips(
-        *(np.concatenate(arrays) for arrays in zip(*(vars(part).values() for part in parts), strict=True))
-    )
+    return ClipLabels(**{name: np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])})
 
 
-def _labels_csv(clips: LabelledClips, milestones: list[str]) -> str:
+@functools.lru_cache(maxsize=2)
+def _shard_snapshots(path: Path, digest: str) -> NDArray:
+    """Returns a shard's snapshots; the last ones are kept (by path and digest), since clips are asked for in order."""
+    with np.load(path, allow_pickle=False) as arrays:
+        return arrays["snapshots"]
+
+
+def _distinct(folder: Path, manifest: Mapping[str, Any]) -> set[str]:
+    """Returns the digests of all clips' contents."""
+    shards = [shard for shard in manifest["shards"] if "file" in shard]
+    return {
+        _digest(clip.tobytes())
+        for shard in shards
+        for clip in _shard_snapshots(folder / shard["file"], shard["digest"])
+    }
+
+
+def _labels_csv(clips: ClipLabels, milestones: list[str]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["clip", "group", "frames", "success", *milestones])

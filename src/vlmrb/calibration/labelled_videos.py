@@ -165,9 +165,9 @@ def _clips(
         snapshots.append(as_snapshots(frames)[0])
         lengths.append(count)
     return LabelledClips(
-        np.stack(snapshots),
-        np.array(lengths, np.int64),
-        np.array([entry.success for entry in entries]),
-        np.zeros((len(entries), 0), np.bool_),
-        np.array([files.index(entry.file) for entry in entries], np.int64),
+        lengths=np.array(lengths, np.int64),
+        success=np.array([entry.success for entry in entries]),
+        milestones=np.zeros((len(entries), 0), np.bool_),
+        groups=np.array([files.index(entry.file) for entry in entries], np.int64),
+        snapshots=np.stack(snapshots),
     )
