@@ -121,6 +121,7 @@ def test_the_prompt_is_part_of_what_tells_scores_apart(folder):
         ({"batch_clips": 0}, "batch_clips=0"),
         ({"cache_mb": -1}, "cache_mb=-1"),
         ({"fps": 0.0}, "fps=0.0"),
+        ({"dtype": "bf16"}, "dtype='bf16' must be one of auto, float32, bfloat16"),
         ({"video": "maybe"}, "video='maybe'"),
         ({"fast": "maybe"}, "fast='maybe'"),
         ({"prompt": "grit"}, "did you mean grid"),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _VERSION = 1  # part of the scorer's version: raise it when answers may change
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 RECENT_CLIPS = 1000  # over which the candidate mass is reported
 LITTLE_MASS = 0.5
 DRIFT = 0.02  # largest difference in r by which the fast path may miss the plain one; 16-bit arithmetic stays below
@@ -41,7 +42,7 @@ class HFScorer(Scorer):
         model: an id on the hugging face hub, or a folder as ``save_pretrained`` writes it.
         revision: the id's branch, tag or commit; ``None`` is the main branch. Pin a commit to repeat a run for certain.
         dtype: of the weights, as in torch (``bfloat16``, ``float16``, ``float32``); ``auto`` is what they were saved
-            in. Lower → half the memory, quicker on GPUs, scores that move by some 1e-4.
+            in. 16 bit → half the memory, quicker on GPUs, scores that move a little.
         device: as in torch; ``auto`` is the first GPU if there is one, else the CPU.
         attn_implementation: as in transformers (``sdpa``, ``eager``, ``flash_attention_2``, …); ``None`` leaves it the
             choice.
@@ -93,6 +94,8 @@ class HFScorer(Scorer):
         ):
             if value is not None and value < least:
                 raise ValueError(f"{name}={value} must be at least {least}")
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype={dtype!r} must be one of {', '.join(DTYPES)}")
         if not fps > 0:
             raise ValueError(f"fps={fps} must be positive")
         for name, choice in (("video", video), ("fast", fast)):

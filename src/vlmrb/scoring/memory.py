@@ -46,4 +46,4 @@ def weight_bytes(folder: Path, dtype: str) -> int | None:
 def _width(stored: str, dtype: str) -> int:
     if dtype == "auto" or stored not in _REAL:
         return _BYTES.get(stored, 1)
-    return {"float64": 8, "float32": 4}.get(dtype, 2)
+    return 4 if dtype == "float32" else 2
