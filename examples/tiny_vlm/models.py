@@ -227,6 +227,7 @@ def _smolvlm() -> tuple[Any, Any]:
         SmolVLMProcessor,
         SmolVLMVideoProcessor,
     )
+    from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 
     special = {
         "fake_image_token": "<fake_token_around_image>",
@@ -245,6 +246,7 @@ def _smolvlm() -> tuple[Any, Any]:
         tokenizer,
         SmolVLMVideoProcessor(size=side, max_image_size=side, num_frames=LENGTH, fps=1),
         image_seq_len=_TOKENS_A_FRAME,
+        chat_template=DEFAULT_CHAT_TEMPLATE,  # the one that the processor takes for videos whatever it is given
     )
     vision = {
         "hidden_size": _VISION_WIDTH,
