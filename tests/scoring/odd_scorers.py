@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -292,3 +293,15 @@ class MultiplyingScorer(GoodScorer):
             self.matrix @ self.matrix
             torch.cuda.synchronize()
         return super().score(clips)
+
+
+class TalkativeScorer(Scorer):
+    """Says something about itself, as a model does that has been loaded."""
+
+    name, version, needs = "talkative", "1", "snapshots"
+
+    def setup(self) -> None:
+        logging.getLogger("vlmrb.scoring.talkative").info("here I am")
+
+    def score(self, clips: ClipBatch) -> NDArray[np.float32]:
+        return np.zeros(len(clips), np.float32)

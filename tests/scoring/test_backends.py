@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from odd_scorers import (
     LibrariesScorer,
     ParentScorer,
     SlowScorer,
+    TalkativeScorer,
     Trouble,
     TroubledScorer,
     expected_scores,
@@ -432,3 +434,10 @@ def test_a_training_script_without_a_guard_is_told_so_instead_of_starting_itself
     assert program.returncode != 0
     assert 'must guard its start with if __name__ == "__main__"' in error
     assert out == ""
+
+
+@pytest.mark.parametrize(("level", "heard"), [(logging.INFO, True), (logging.WARNING, False)])
+def test_a_scorer_in_a_process_is_heard_as_far_as_the_learner_logs(caplog, capfd, start, level, heard):
+    caplog.set_level(level, logger="vlmrb")
+    ready(start(TalkativeScorer()))
+    assert ("INFO vlmrb.scoring.talkative (scoring process): here I am" in capfd.readouterr().err) == heard

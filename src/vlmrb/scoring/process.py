@@ -156,7 +156,8 @@ class ProcessBackend(Backend):
     def _start(self) -> None:
         ours, theirs = Pipe(duplex=True)
         fds = (theirs.fileno(), self._mail.fileno(), self._payload.fileno())
-        arguments = [str(number) for number in (*fds, os.getpid())]
+        level = logging.getLogger("vlmrb").getEffectiveLevel()
+        arguments = [str(number) for number in (*fds, os.getpid(), level)]
         arguments += [repr(self._config.duty_cycle), str(int(self._config.low_priority))]
         environment = {
             **os.environ,

@@ -8,6 +8,7 @@ come as a short message on a pipe and their snapshots in an anonymous file, answ
 from __future__ import annotations
 
 import ctypes
+import logging
 import math
 import multiprocessing.spawn
 import os
@@ -35,7 +36,13 @@ MAX_TEXT = 4000  # characters of an error sent back, so that a message stays sma
 
 
 def main(
-    pipe_fd: int, mail_fd: int, payload_fd: int, parent: int, duty_cycle: float = 1.0, low_priority: bool = False
+    pipe_fd: int,
+    mail_fd: int,
+    payload_fd: int,
+    parent: int,
+    log_level: int = logging.WARNING,
+    duty_cycle: float = 1.0,
+    low_priority: bool = False,
 ) -> int:
     """Scores batches until the pipe closes.
 
@@ -44,12 +51,15 @@ def main(
         mail_fd: the file that holds the snapshots of batches.
         payload_fd: a file that holds the pickled payload of `process.pack`.
         parent: the learner's process id.
+        log_level: the learner's, so that what a scorer says about itself is heard wherever it works.
         duty_cycle: largest share of the time spent on batches, in (0, 1]; the process rests after each.
         low_priority: give way to whoever wants the same processor cores.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the learner decides when to stop
     guard_children((pipe_fd, mail_fd, payload_fd))
     die_with(parent)
+    logging.basicConfig(format="%(levelname)s %(name)s (scoring process): %(message)s")
+    logging.getLogger("vlmrb").setLevel(log_level)
     if low_priority:
         give_way()
     pipe = Connection(pipe_fd)
@@ -173,5 +183,5 @@ def _short(found: Answer) -> Answer:
 
 if __name__ == "__main__":
     *numbers, share, low = sys.argv[1:]
-    pipe_number, mail_number, payload_number, learner = map(int, numbers)
-    sys.exit(main(pipe_number, mail_number, payload_number, learner, float(share), low == "1"))
+    pipe_number, mail_number, payload_number, learner, level = map(int, numbers)
+    sys.exit(main(pipe_number, mail_number, payload_number, learner, level, float(share), low == "1"))
