@@ -148,6 +148,7 @@ def make_clips(count: int, seed: int, *, balanced: bool = True, backwards: float
             order.
     """
     rng = np.random.default_rng(seed)
+    one_of = 8 if balanced else 2  # of a pool, the less is taken the more of it can be of rare kinds
     half, behind = count // 2, round(backwards * count / 2)
     need = {True: half + behind, False: half - behind}
     kept: dict[bool, list[ClipSet]] = {True: [], False: []}
@@ -155,7 +156,7 @@ def make_clips(count: int, seed: int, *, balanced: bool = True, backwards: float
         pool = play(rng)
         for label in kept:
             part = pool.select(pool.labels == label)
-            take = min(len(part) // 2, need[label] - sum(map(len, kept[label])))
+            take = min(len(part) // one_of, need[label] - sum(map(len, kept[label])))
             if take > 0:
                 kept[label].append(part.select(rng.choice(len(part), take, replace=False, p=_weights(part, balanced))))
     positives, negatives = (_join(kept[label]) for label in (True, False))
