@@ -17,7 +17,9 @@ from corpora import doorkey_corpus, square_frames, write_gif
 from vlmrb.calibration.corpus import Corpus, load_corpus
 from vlmrb.calibration.gallery import pick
 from vlmrb.calibration.labelled_videos import collect_videos
+from vlmrb.calibration.report import SPLIT_SEED, judge
 from vlmrb.calibration.scores import load_candidates
+from vlmrb.calibration.statistics import best_threshold, confusion, halves
 from vlmrb.cli import main
 from vlmrb.envs import EnvConfig
 from vlmrb.scoring.grades import Grades
@@ -222,6 +224,20 @@ def test_text_of_others_does_not_become_markup(videos: Corpus, tmp_path: Path) -
     )
     assert report["scorers"][0]["prompt"] == prompt
     assert "&lt;b&gt;Green&lt;/b&gt; &amp; bright?" in (tmp_path / "out/index.html").read_text()
+
+
+def test_the_best_threshold_is_chosen_on_one_half_and_reported_on_the_other() -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.random(60) < 0.5
+    scores = np.clip(rng.normal(0.4 + 0.2 * labels, 0.2), 0, 1).astype(np.float32)
+    groups = np.arange(60) // 2
+    chosen_on, reported_on = halves(labels, groups, SPLIT_SEED)
+    best = best_threshold(scores[chosen_on], labels[chosen_on])
+    assert best != best_threshold(scores, labels)
+    found = judge(scores, labels, groups, 0.5)["at_best"]
+    assert found["threshold"] == best
+    expected = confusion(scores[reported_on], labels[reported_on], best)
+    assert {name: found[name] for name in expected.as_dict()} == expected.as_dict()
 
 
 def test_clips_shown_are_the_extremes() -> None:

@@ -107,6 +107,18 @@ def test_seed_decides_everything(tmp_path: Path, corpus: Corpus) -> None:
     assert folder_content(tmp_path / "other")["shard_0000.npz"] != folder_content(corpus.folder)["shard_0000.npz"]
 
 
+def test_rounds_and_seeds_play_different_levels() -> None:
+    player = make_player("random", DOORKEY)
+    rounds = [
+        play_round(DOORKEY, player, CollectSettings(clips=8, clip_length=8, seed=seed), number, None)[0].snapshots
+        for seed, number in ((0, 0), (0, 1), (1, 0), (0, 0))
+    ]
+    first = [{clip.tobytes() for clip in snapshots[:20]} for snapshots in rounds]
+    assert first[0] == first[3]
+    assert not first[0] & first[1]
+    assert not first[0] & first[2]
+
+
 def test_kinds_that_cannot_be_found_are_filled_up_and_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = EnvConfig("MiniGrid-DoorKey-16x16-v0", num_envs=4)
     corpus = doorkey_corpus(tmp_path / "hard", clips=24, policy="random", config=config, max_env_steps=500)

@@ -53,7 +53,14 @@ def test_mp4_frames_come_back_with_their_times(tmp_path: Path) -> None:
     assert np.abs(video.frames.astype(int) - frames).mean() < 8  # lossy
     np.testing.assert_allclose(video.times, np.arange(10) / 5, atol=1e-3)
     green = video.frames[:, :, :, 1].astype(int) - video.frames[:, :, :, 0]
-    assert green[:5].max() < 120 < green[5:].max()  # the channels are in their places
+    assert green[:5].max() < 120 < green[5:].max()
+
+
+def test_mp4_channels_are_in_their_places(tmp_path: Path) -> None:
+    frames = np.zeros((4, 64, 64, 3), np.uint8)
+    frames[..., 0], frames[..., 2] = 200, 40
+    write_mp4(tmp_path / "a.mp4", frames)
+    np.testing.assert_allclose(read_frames(tmp_path / "a.mp4", 512).frames.mean((0, 1, 2)), [200, 0, 40], atol=12)
 
 
 def test_frames_are_scaled_down_chosen_and_padded(tmp_path: Path) -> None:

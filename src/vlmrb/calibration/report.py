@@ -119,7 +119,7 @@ def build_report(
                 "clips_per_s": result.clips_per_s,
                 "stats": result.stats,
                 "by_label": {
-                    name: _judge(result.scores, values, groups, candidate.threshold) for name, values in labels.items()
+                    name: judge(result.scores, values, groups, candidate.threshold) for name, values in labels.items()
                 },
             }
             for candidate, result in zip(candidates, scored, strict=True)
@@ -134,8 +134,15 @@ def _prompt_text(candidate: Candidate) -> str | None:
     return None if prompt is None else getattr(prompt, "text", str(prompt))
 
 
-def _judge(scores: NDArray[np.float32], labels: Labels, groups: NDArray[np.int64], threshold: float) -> dict[str, Any]:
-    """Everything about one scorer and one label."""
+def judge(scores: NDArray[np.float32], labels: Labels, groups: NDArray[np.int64], threshold: float) -> dict[str, Any]:
+    """Compares one scorer with one label.
+
+    Args:
+        scores: ``float32[N]`` in [0, 1].
+        labels: ``bool[N]``.
+        groups: ``int64[N]``, see `ClipLabels`.
+        threshold: the configured τ.
+    """
     chosen_on, reported_on = halves(labels, groups, SPLIT_SEED)
     best = best_threshold(scores[chosen_on], labels[chosen_on])
     held_out = confusion(scores[reported_on], labels[reported_on], best).as_dict()
