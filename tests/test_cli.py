@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from vlmrb.cli import _lists, main
+from vlmrb.doctor import Check
 from vlmrb.fit import lock_run_dir
 
 ROOT = Path(__file__).parents[1]
@@ -142,6 +143,7 @@ def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("typed", "understood"),
     [
+        ("", []),
         ("-c a.yaml -c b.yaml --count 2", ["--configs+=a.yaml", "--configs+=b.yaml", "--count", "2"]),
         ("--names a b --count 2", ["--names+=a", "--names+=b", "--count", "2"]),
         ("--names [a,b]", ["--names", "[a,b]"]),
@@ -155,6 +157,12 @@ def test_lists_are_written_as_in_a_shell(typed: str, understood: list[str]) -> N
         """Takes lists."""
 
     assert _lists(verb, typed.split()) == understood
+
+
+def test_verb_without_options_is_called(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("vlmrb.doctor.run_checks", lambda *_: [Check("looked", "ok", "here")])
+    assert main(["doctor"]) == 0
+    assert "looked" in capsys.readouterr().out
 
 
 def test_dash_c_means_nothing_to_a_verb_without_configurations() -> None:

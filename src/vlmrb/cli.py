@@ -112,7 +112,7 @@ def _lists(function: Callable[..., Any], args: Sequence[str]) -> list[str]:
     lists = {f"--{name}" for name, hint in get_type_hints(function).items() if get_origin(hint) in (list, Sequence)}
     written: list[str] = []
     option = ""
-    for arg, following in zip(args, [*args[1:], "--"], strict=True):
+    for arg, following in zip(args, [*args, "--"][1:], strict=True):
         if arg.startswith("-"):
             option = "--configs" if arg == "-c" and "--configs" in lists else arg
             if option not in lists or following.startswith("-"):
