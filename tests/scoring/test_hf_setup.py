@@ -121,6 +121,7 @@ def test_the_prompt_is_part_of_what_tells_scores_apart(folder):
         ({"batch_clips": 0}, "batch_clips=0"),
         ({"cache_mb": -1}, "cache_mb=-1"),
         ({"fps": 0.0}, "fps=0.0"),
+        ({"fps": float("inf")}, "fps=inf"),
         ({"dtype": "bf16"}, "dtype='bf16' must be one of auto, float32, bfloat16"),
         ({"video": "maybe"}, "video='maybe'"),
         ({"fast": "maybe"}, "fast='maybe'"),
@@ -156,6 +157,11 @@ def test_a_question_of_ones_own_fits_into_yaml(tmp_path, written, asked):
     scorer = load_scoring([overlay]).scorer
     assert isinstance(scorer, HFScorer)
     assert (scorer.question.text, scorer.question.yes, scorer.question.no) == asked
+
+
+def test_an_empty_model_is_not_the_present_folder():
+    with pytest.raises(ValueError, match="model is empty"):
+        HFScorer("")
 
 
 def test_a_path_that_leads_nowhere_is_refused_at_once():
@@ -209,6 +215,40 @@ def test_a_text_model_is_refused(copy):
 def test_a_damaged_weight_file_is_refused(copy):
     (copy / "model.safetensors").write_bytes(b"nothing")
     assert str(copy) in refusal(copy)
+
+
+def test_a_header_of_weights_that_is_no_table_is_refused_when_they_are_loaded(copy):
+    (copy / "model.safetensors").write_bytes((9).to_bytes(8, "little") + b"[1, 2, 3]")
+    assert str(copy) in refusal(copy)
+
+
+def test_a_model_that_lacks_weights_is_refused_as_it_would_answer_at_random(copy):
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(copy / "model.safetensors")
+    lost = next(name for name in weights if "layers.0" in name)
+    del weights[lost]
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    message = refusal(copy)
+    assert "lacks 1 of its weights" in message
+    assert lost.rpartition("layers.0")[2] in message
+
+
+def test_folders_and_broken_links_beside_a_model_do_not_matter(folder, copy):
+    (copy / "logs.json").mkdir()
+    (copy / "gone.json").symlink_to(copy / "nothing")
+    assert HFScorer(str(copy)).version == HFScorer(str(folder)).version
+
+
+def test_a_missing_attention_package_names_the_setting(folder):
+    assert "attn_implementation" in refusal(folder, attn_implementation="flash_attention_2")
+
+
+def test_a_scorer_that_could_not_be_set_up_can_be_closed(llava):
+    scorer = HFScorer(str(llava), fast=True)
+    with pytest.raises(ScorerError):
+        scorer.setup()
+    scorer.close()
 
 
 def test_a_model_without_a_chat_template_is_refused(copy):

@@ -22,7 +22,7 @@ from vlmrb.scoring.scorer import Scorer, ScorerError
 
 if TYPE_CHECKING:
     from vlmrb.scoring.chat import Chat
-    from vlmrb.scoring.hf_paths import FastPath
+    from vlmrb.scoring.hf_paths import FastPath, PlainPath
     from vlmrb.scoring.hf_paths import Path as ScoringPath
     from vlmrb.scoring.unique_frames import UniqueFrames
 
@@ -96,8 +96,8 @@ class HFScorer(Scorer):
                 raise ValueError(f"{name}={value} must be at least {least}")
         if dtype not in DTYPES:
             raise ValueError(f"dtype={dtype!r} must be one of {', '.join(DTYPES)}")
-        if not fps > 0:
-            raise ValueError(f"fps={fps} must be positive")
+        if not 0 < fps < float("inf"):
+            raise ValueError(f"fps={fps} must be positive and finite")
         for name, choice in (("video", video), ("fast", fast)):
             if choice not in (True, False, "auto"):
                 raise ValueError(f"{name}={choice!r} must be true, false or auto")
@@ -120,6 +120,8 @@ class HFScorer(Scorer):
         self.version = f"{_VERSION}:{':'.join(settings)}"
 
         self._path: ScoringPath | None = None
+        self._plain: PlainPath | None = None
+        self._fast: FastPath | None = None
         self._batch = batch_clips
         self._halvings = 0
         self._masses: deque[float] = deque(maxlen=RECENT_CLIPS)
@@ -229,9 +231,7 @@ class HFScorer(Scorer):
 
     def close(self) -> None:
         """Lets go of the model."""
-        self._path = None
-        if hasattr(self, "_plain"):
-            del self._plain, self._fast
+        self._path = self._plain = self._fast = None
 
     def _choose_video(self, chat: Chat) -> bool:
         if self.video is not False:
@@ -275,6 +275,7 @@ class HFScorer(Scorer):
         from vlmrb.scoring.answers import judge
 
         assert self._fast is not None
+        assert self._plain is not None
         fast, plain = (judge(path.logits(shown, rows), self._answers)[0].item() for path in (self._fast, self._plain))
         self._compared = True
         if abs(plain - fast) > DRIFT:

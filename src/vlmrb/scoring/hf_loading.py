@@ -19,8 +19,10 @@ def is_folder(model: str) -> bool:
     """Says whether a model is a local folder rather than the id of one on the hub.
 
     Raises:
-        ValueError: it is written as a path, but there is no such folder.
+        ValueError: it is empty, or written as a path, but there is no such folder.
     """
+    if not model.strip():
+        raise ValueError("scorer model is empty: give a model's folder, or an id like org/name")
     path = Path(model).expanduser()
     if path.is_dir():
         return True
@@ -37,7 +39,8 @@ def fingerprint(folder: Path) -> str:
     Weights beyond 16 MiB are sampled at 64 places, which tells trained models apart and takes no time.
     """
     digest = hashlib.blake2b(digest_size=8)
-    files = sorted(file for pattern in _FILES for file in folder.glob(pattern) if not file.name.endswith(".index.json"))
+    found = (file for pattern in _FILES for file in folder.glob(pattern))
+    files = sorted(file for file in found if file.is_file() and not file.name.endswith(".index.json"))
     for file in files:
         size = file.stat().st_size
         digest.update(f"{file.name}:{size};".encode())
@@ -65,7 +68,7 @@ def load(model: str, revision: str | None, dtype: str, device: str, attn_impleme
         Processor and model, ready for inference.
 
     Raises:
-        ScorerError: a package is missing, or the model cannot be had or loaded.
+        ScorerError: a package is missing, or the model cannot be had or loaded, or not whole.
     """
     _need("transformers", "torchvision")
     import transformers
@@ -80,12 +83,22 @@ def load(model: str, revision: str | None, dtype: str, device: str, attn_impleme
     def read(local: bool) -> tuple[Any, Any]:
         source = {"revision": revision or "main", "local_files_only": local}
         try:
-            return (
-                transformers.AutoProcessor.from_pretrained(place, **source),
-                transformers.AutoModelForImageTextToText.from_pretrained(place, **source, **options),
+            processor = transformers.AutoProcessor.from_pretrained(place, **source)
+            loaded: Any = transformers.AutoModelForImageTextToText.from_pretrained(
+                place, **source, **options, output_loading_info=True
             )
         except ImportError as error:
-            raise ScorerError(f"model {model} needs a package ({_line(error)}): pip install 'vlmrb[vlm]'") from error
+            remedy = f"{_line(error)}): pip install 'vlmrb[vlm]'"
+            if attn_implementation is not None:
+                remedy += ", or set scorer.init_args.attn_implementation to null"
+            raise ScorerError(f"model {model} needs a package ({remedy}") from error
+        found, report = loaded
+        if missing := sorted(report["missing_keys"]):
+            raise ScorerError(  # the library would go on with random numbers in their place
+                f"model {model} lacks {len(missing)} of its weights, {missing[0]} first: fetch or copy all of its "
+                "files again"
+            )
+        return processor, found
 
     try:
         processor, found = read(local=True)  # what is here needs no network, and stays what it is

@@ -38,7 +38,7 @@ def weight_bytes(folder: Path, dtype: str) -> int | None:
             for name, tensor in header.items():
                 if name != "__metadata__":
                     total += math.prod(tensor["shape"]) * _width(tensor["dtype"], dtype)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # loading the model will say what is wrong
     return total or None
 
