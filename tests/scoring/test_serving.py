@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import socket
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from odd_scorers import FrameScorer, GoodScorer, GreyRenderer, WrongScorer, expected_scores
+from servers import free_port
 
 from vlmrb.cli import main
 from vlmrb.scoring.clips import ClipBatch
@@ -128,6 +130,7 @@ def test_metrics_count_what_was_scored_and_what_was_not():
         ({"timeout_s": float("nan")}, "timeout_s=nan"),
         ({"batch_wait_ms": -1}, "batch_wait_ms=-1"),
         ({"tls_cert": "some.pem"}, "go together"),
+        ({"tls_cert": str(SPRITES), "tls_key": str(SPRITES)}, "are no certificate"),
         ({"configs": ["missing.yaml"]}, "missing.yaml is no file"),
     ],
 )
@@ -135,6 +138,22 @@ def test_what_cannot_work_or_is_not_safe_is_refused_by_name(options, reason, mon
     monkeypatch.delenv("VLMRB_API_KEY", raising=False)
     with pytest.raises(ValueError, match=reason):
         serve(**{"configs": [str(SPRITES)], **options})
+
+
+def test_a_port_in_use_is_named():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ValueError, match=f"port={port} cannot be had on 127.0.0.1"):
+            serve([str(SPRITES)], port=port)
+
+
+def test_a_server_without_a_device_ends_with_the_reason(capfd):
+    assert (
+        main(["serve", "-c", str(SPRITES), "--port", str(free_port()), "--accelerator", "cuda", "--devices", "0"]) == 1
+    )
+    assert "accelerator=cuda with devices=0 finds no device" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,11 @@ def _serve(
         devices=devices,
         workers_per_device=workers_per_device,
     )
+    if not server.app.state.front.workers:
+        raise ValueError(
+            f"accelerator={accelerator} with devices={devices} finds no device to score on: set accelerator=cpu, or "
+            "look at `vlmrb doctor` for the GPU"
+        )
     tls = {"ssl_certfile": tls_cert, "ssl_keyfile": tls_key} if tls_cert else {}
     logger.info("loading scorer %r on %d workers", scorer.name, server.app.state.front.workers)
     # One thread of this process talks HTTP, so that requests of a worker that died can be found and answered.

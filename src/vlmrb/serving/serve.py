@@ -81,6 +81,9 @@ def serve(
     for file in (*configs, *filter(None, (tls_cert, tls_key))):
         if not Path(file).is_file():
             raise ValueError(f"{file} is no file")
+    if tls_cert is not None:
+        _require_certificate(tls_cert, tls_key)
+    _require_free(host, port)
     if find_spec("litserve") is None:
         raise ValueError("serving needs LitServe: pip install 'vlmrb[server]'")
     options = {
@@ -97,6 +100,30 @@ def serve(
     }
     with tempfile.TemporaryDirectory(prefix="vlmrb-serve-") as folder:  # here, as the one that is not killed
         return _supervise({**options, "folder": folder})
+
+
+def _require_certificate(tls_cert: str, tls_key: str | None) -> None:
+    """Refuses files that make no https: the server would find out in a thread of its own, and stay without one."""
+    import ssl
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls_cert, tls_key)
+    except OSError as error:  # as which SSLError counts
+        raise ValueError(
+            f"tls_cert={tls_cert} and tls_key={tls_key} are no certificate and its private key in PEM ({error})"
+        ) from error
+
+
+def _require_free(host: str, port: int) -> None:
+    """Refuses an address that another program listens on."""
+    import socket
+
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that has just ended holds nothing
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ValueError(f"port={port} cannot be had on {host} ({error.strerror}): choose another") from error
 
 
 def _supervise(options: dict[str, Any]) -> int:
