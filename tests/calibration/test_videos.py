@@ -94,6 +94,22 @@ def test_files_that_are_no_videos_are_refused(tmp_path: Path) -> None:
             frame_times(tmp_path / name)
 
 
+def test_a_gif_that_claims_to_be_huge_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.gif"
+    path.write_bytes(b"GIF89a" + b"\xff" * 4 + bytes(3) + b"," + bytes(4) + b"\xff" * 4 + bytes(3) + b";")
+    with pytest.raises(ValueError, match=r"a\.gif cannot be read"):
+        frame_times(path)
+
+
+def test_clips_of_no_frames_are_not_clips_of_the_usual_length(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = make_videos(tmp_path / "videos")
+    command = ["corpus", "--videos", str(tmp_path / "videos"), "--labels", str(labels), "--out", str(tmp_path / "out")]
+    assert main([*command, "--clip_length", "0"]) == 1
+    assert "--clip_length 0" in capsys.readouterr().err
+
+
 def test_without_pyav_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_mp4(tmp_path / "a.mp4", square_frames(4, True))
     importing = builtins.__import__

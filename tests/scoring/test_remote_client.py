@@ -220,6 +220,8 @@ def test_connections_stay_behind_when_a_client_travels():
         ("127.0.0.1:8000", "no address"),
         ("ftp://host", "no address"),
         ("http://", "no address"),
+        ("http://host:80x", "no address"),
+        ("http://host:0", "no address"),
         ("http://user:secret@host", "key belongs"),
         (["http://a:1", "http://a:1/"], "twice"),
     ],

@@ -110,7 +110,7 @@ def _decode_gif(path: Path) -> Generator[tuple[float, Image.Image], None, None]:
                 for _ in range(count):
                     yield number * min(shown) / 1000, image
                     number += 1
-    except (UnidentifiedImageError, OSError, EOFError) as error:
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, EOFError, SyntaxError) as error:
         raise ValueError(f"video {path} cannot be read: {error}") from error
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 if TYPE_CHECKING:
     import urllib3
@@ -300,13 +300,20 @@ def _reason(error: Exception) -> str:
     return str(error).rpartition(": ")[2] or type(error).__name__
 
 
+def _has_sound_port(parts: SplitResult) -> bool:
+    try:
+        return parts.port != 0  # None leaves it the scheme's
+    except ValueError:
+        return False
+
+
 def _checked(urls: str | Sequence[str]) -> list[str]:
     found = [url.rstrip("/") for url in ([urls] if isinstance(urls, str) else urls)]
     if not found:
         raise ValueError("urls names no server; give one like http://127.0.0.1:8000")
     for url in found:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if parts.scheme not in ("http", "https") or not parts.hostname or not _has_sound_port(parts):
             raise ValueError(f"urls: {url!r} is no address like http://127.0.0.1:8000")
         if parts.username or parts.password or parts.query:
             raise ValueError("urls must hold no user, password or query; the key belongs into api_key_env's variable")
