@@ -73,6 +73,8 @@ def _build(parser: Any, section: str, files: Sequence[str | Path]) -> Any:
         content = read_yaml(file)
         if section in content:
             found = True
+            if not isinstance(content[section], dict):
+                raise ValueError(f"configuration {file}: section {section!r} holds no settings")
             config = parser.parse_object({section: content[section]}, cfg_base=config)
     if not found:
         raise ValueError(f"{_names(files)}: no section {section!r}; is this a configuration for something else?")
@@ -94,6 +96,20 @@ def read_yaml(file: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"configuration {file} holds no settings")
     return content
+
+
+def read_section(file: str | Path, *names: str) -> dict[str, Any]:
+    """Returns a section of a file, or a section of one (``"replay", "vlm"``); empty if it is not there.
+
+    Raises:
+        ValueError: as `read_yaml`, or it is something else than a mapping.
+    """
+    found = read_yaml(file)
+    for depth, name in enumerate(names, 1):
+        found = found.get(name) or {}
+        if not isinstance(found, dict):
+            raise ValueError(f"configuration {file}: section {'.'.join(names[:depth])!r} holds no settings")
+    return found
 
 
 def _names(files: Sequence[str | Path]) -> str:

@@ -286,6 +286,8 @@ def test_a_label_that_is_missing_is_refused(
         ("-c {sprites} --corpus {corpus} --label happiness", "label"),
         ("-c none.yaml --corpus {corpus}", "none.yaml cannot be read"),
         ("-c {env} --corpus {corpus}", "no section 'scoring'"),
+        ("-c {lists} --corpus {corpus}", "lists.yaml: section 'scoring' holds no settings"),
+        ("-c {sprites} -c {vlm} --corpus {corpus}", "vlm.yaml: section 'replay.vlm' holds no settings"),
         ("-c {milestones} --corpus {cart}", "scorer 'milestones' failed: ValueError: the milestones scorer reads"),
     ],
 )
@@ -294,7 +296,10 @@ def test_bad_input_is_one_line(
 ) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "env.yaml").write_text("env: {id: MiniGrid-DoorKey-5x5-v0}\n")
+    (tmp_path / "lists.yaml").write_text("scoring: [1]\n")
+    (tmp_path / "vlm.yaml").write_text("replay: {vlm: [1]}\n")
     names = {"sprites": SPRITES, "milestones": MILESTONES, "corpus": corpus.folder, "videos": videos.folder}
+    names |= {"lists": tmp_path / "lists.yaml", "vlm": tmp_path / "vlm.yaml"}
     names |= {"empty": tmp_path / "empty", "green": green(tmp_path), "env": tmp_path / "env.yaml"}
     if "{cart}" in typed:
         world = EnvConfig("passing_world:Passing-v0", num_envs=2, frame_size=8, success="passing_world:passes")

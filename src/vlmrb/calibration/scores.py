@@ -19,7 +19,7 @@ from vlmrb.scoring.cache import ScoreCache
 from vlmrb.scoring.clips import ClipBatch
 from vlmrb.scoring.prompts import make_prompt
 from vlmrb.scoring.scorer import Scorer, ScorerError, checked_scores, identity
-from vlmrb.settings import load_scoring, read_yaml
+from vlmrb.settings import load_scoring, read_section
 
 DEFAULT_THRESHOLD = 0.5  # the paper's τ
 
@@ -120,7 +120,7 @@ def _threshold(files: Sequence[str]) -> float:
     """Returns the last τ that the files name; raw scores (null) count as none."""
     threshold = DEFAULT_THRESHOLD
     for file in files:
-        vlm = (read_yaml(file).get("replay") or {}).get("vlm") or {}
+        vlm = read_section(file, "replay", "vlm")
         if vlm.get("threshold") is not None:
             threshold = vlm["threshold"]
     if not isinstance(threshold, int | float) or not 0 <= threshold <= 1:

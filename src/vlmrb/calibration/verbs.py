@@ -70,7 +70,7 @@ def corpus(
             folder,
             Path(videos),
             Path(labels),
-            clip_length=clip_length or 32,
+            clip_length=32 if clip_length is None else clip_length,
             frame_size=frame_size,
             command=command,
         )
@@ -286,9 +286,9 @@ def _environment(configs: Sequence[str], ckpt: str | None) -> tuple[EnvConfig, i
 
 def _clip_length(configs: Sequence[str]) -> int:
     """Returns the last clip length that the configurations name, so that clips are those of training."""
-    from vlmrb.settings import read_yaml
+    from vlmrb.settings import read_section
 
-    lengths = [(read_yaml(file).get("replay") or {}).get("clip_length") for file in configs]
+    lengths = [read_section(file, "replay").get("clip_length") for file in configs]
     return next((length for length in reversed(lengths) if isinstance(length, int)), 32)
 
 
