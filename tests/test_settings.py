@@ -11,7 +11,7 @@ import pytest
 
 from vlmrb.callbacks.scoring import ScoringCallback
 from vlmrb.scoring.section import ScoringSection
-from vlmrb.settings import load_scorer, load_scoring
+from vlmrb.settings import load_scorer, load_scoring, read_yaml
 
 SCORERS = Path(__file__).parent.parent / "configs" / "scorer"
 
@@ -40,3 +40,12 @@ def test_a_section_without_a_scorer_says_so(tmp_path):
     config.write_text("scoring: {backend: thread}")
     with pytest.raises(ValueError, match=r"some.yaml: scoring.scorer is not set"):
         load_scorer([config])
+
+
+def test_a_prompts_words_without_quotes_are_refused_with_the_way_to_write_them(tmp_path):
+    config = tmp_path / "prompt.yaml"
+    config.write_text("scoring: {scorer: {init_args: {prompt: {text: Done yes or no, yes: yes, no: no}}}}")
+    with pytest.raises(ValueError, match=r"prompt\.yaml: YAML reads a bare yes or no .* put the words in quotes"):
+        read_yaml(config)
+    config.write_text('scoring: {scorer: {init_args: {prompt: {text: Done yes or no, "yes": "yes", "no": "no"}}}}')
+    assert read_yaml(config)["scoring"]["scorer"]["init_args"]["prompt"]["no"] == "no"

@@ -95,7 +95,19 @@ def read_yaml(file: str | Path) -> dict[str, Any]:
         raise ValueError(f"configuration {file} is no YAML: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"configuration {file} holds no settings")
+    _require_words_as_keys(content, file)
     return content
+
+
+def _require_words_as_keys(content: Any, file: str | Path) -> None:
+    """Refuses the keys ``yes`` and ``no`` of a prompt without quotes, which YAML reads as true and false."""
+    for key, value in content.items() if isinstance(content, dict) else ():
+        if isinstance(key, bool):
+            raise ValueError(
+                f"configuration {file}: YAML reads a bare yes or no as true or false; put the words in quotes, as in "
+                '"yes": "yes"'
+            )
+        _require_words_as_keys(value, file)
 
 
 def read_section(file: str | Path, *names: str) -> dict[str, Any]:
