@@ -30,7 +30,7 @@ from vlmrb.envs.doorkey_expert import DoorKeyExpert
 from vlmrb.scoring.clips import ClipBatch, Renderer
 from vlmrb.scoring.hf import HFScorer
 from vlmrb.scoring.prompts import PROMPTS
-from vlmrb.scoring.unique_frames import unique_frames
+from vlmrb.scoring.vlm.unique_frames import unique_frames
 
 from common import Headline, add_json_option, report
 from vlms import load_model, random_model

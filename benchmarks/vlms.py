@@ -21,7 +21,7 @@ def load_model(model: str, device: str, dtype: str) -> tuple[Any, Any]:
         device: as in torch.
         dtype: as in torch, or ``auto``.
     """
-    from vlmrb.scoring.hf_loading import load
+    from vlmrb.scoring.vlm.loading import load
 
     families = small_vlms()
     if model in families.FAMILIES:

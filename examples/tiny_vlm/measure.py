@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,10 +26,10 @@ from numpy.typing import NDArray
 from examples.tiny_vlm.clips import FRAME_SIZE, ClipSet, make_clips, reversed_in_time
 from examples.tiny_vlm.models import FAMILIES, PROMPT
 from examples.tiny_vlm.train import HERE, auc
-from vlmrb.scoring.answers import AnswerTokens
 from vlmrb.scoring.clips import Renderer
 from vlmrb.scoring.hf import HFScorer
 from vlmrb.scoring.prompts import PROMPTS
+from vlmrb.scoring.vlm.answers import AnswerTokens
 
 HELD_OUT_SEED = 5
 _GENERATION_PROMPT = "{% if add_generation_prompt %}"
@@ -39,6 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--clips", type=int, default=1000)
+    parser.add_argument("--least_auc", type=float, help="fail if a model tells the clips apart less well")
     parser.add_argument("--models", nargs="*", default=[family for family in FAMILIES if (HERE / family).exists()])
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -60,6 +62,11 @@ def main() -> None:
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(results, indent=2) + "\n")
+    if options.least_auc is not None:
+        worst = min(results["models"], key=lambda name: results["models"][name]["auc"])
+        found = results["models"][worst]["auc"]
+        if not found >= options.least_auc:
+            sys.exit(f"{worst}: AUC {found} on {len(clips)} held-out clips is below {options.least_auc}")
 
 
 def measure(folder: Path, clips: ClipSet) -> dict[str, Any]:

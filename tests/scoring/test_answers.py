@@ -8,9 +8,9 @@ import pytest
 import torch
 from small_vlms import train_tokenizer
 
-from vlmrb.scoring.answers import AnswerTokens, find_answer_tokens, judge, spellings
 from vlmrb.scoring.prompts import PROMPTS, Prompt
 from vlmrb.scoring.scorer import ScorerError
+from vlmrb.scoring.vlm.answers import AnswerTokens, find_answer_tokens, judge, spellings
 
 PROMPT = PROMPTS["grid"]
 

@@ -157,7 +157,7 @@ def test_frames_of_another_size_are_resized_alike(folder, clips):
 
 
 def test_pixels_on_the_fast_path_are_the_processors_own_bit_for_bit(plain, clips):
-    from vlmrb.scoring.pixels import encoder_pixels, resized_to
+    from vlmrb.scoring.vlm.pixels import encoder_pixels, resized_to
 
     chat = plain._plain._chat
     for size in (40, FRAME_PIXELS, 104):

@@ -33,7 +33,7 @@ def test_fast_and_plain_path_agree(folder, dtype, tolerance):
 
 
 def test_pixels_are_the_processors_own_up_to_a_grey_level(folder):
-    from vlmrb.scoring.pixels import encoder_pixels, resized_to
+    from vlmrb.scoring.vlm.pixels import encoder_pixels, resized_to
 
     scorer = ready(folder)
     chat = scorer._plain._chat

@@ -87,7 +87,7 @@ def test_the_version_tells_models_and_settings_apart(folder, copy):
 
 
 def test_large_weights_are_told_apart_by_samples(tmp_path):
-    from vlmrb.scoring.hf_loading import fingerprint
+    from vlmrb.scoring.vlm.loading import fingerprint
 
     content = np.random.default_rng(0).bytes(20 << 20)
     (tmp_path / "model.safetensors").write_bytes(content)
@@ -189,6 +189,7 @@ def test_a_model_in_the_hubs_cache_needs_no_network(folder, tmp_path, monkeypatc
     assert "attention" in refusal("some-org/some-model", attn_implementation="no_such_attention")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["transformers", "timm"])
 def test_a_missing_package_says_what_to_install(folder, package):
     code = (
@@ -326,7 +327,7 @@ def test_clips_without_a_renderer_are_refused(folder, clips):
 
 
 def test_a_fast_path_that_has_gone_astray_is_left_at_the_first_clip(folder, clips, monkeypatch, caplog):
-    import vlmrb.scoring.hf_paths as paths
+    import vlmrb.scoring.vlm.paths as paths
 
     right = ready(folder, fast=False).score(clips)
     own = paths.encoder_pixels

@@ -18,9 +18,9 @@ from examples.tiny_vlm import measure
 from examples.tiny_vlm.clips import ClipSet, make_clips
 from examples.tiny_vlm.models import PROMPT
 from examples.tiny_vlm.train import HERE, auc
-from vlmrb.scoring import hf_loading
 from vlmrb.scoring.hf import HFScorer
 from vlmrb.scoring.prompts import PROMPTS
+from vlmrb.scoring.vlm import loading
 from vlmrb.settings import load_scoring
 
 FOLDER = HERE / "perception_lm"
@@ -129,14 +129,14 @@ def test_asked_something_else_it_says_no(clips: ClipSet, scores: NDArray[np.floa
 @pytest.mark.parametrize("fast", [True, False])
 def test_the_model_reads_the_golden_tokens(clips: ClipSet, monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
     read: list[torch.Tensor] = []
-    load = hf_loading.load
+    load = loading.load
 
     def watched(*arguments: Any) -> Any:
         processor, model = load(*arguments)
         model.register_forward_pre_hook(lambda _, __, kwargs: read.append(kwargs["input_ids"]), with_kwargs=True)
         return processor, model
 
-    monkeypatch.setattr(hf_loading, "load", watched)
+    monkeypatch.setattr(loading, "load", watched)
     scorer = measure.make_scorer(FOLDER, fast=fast)
     measure.score(scorer, clips.select(np.arange(3)))
     golden = BEFORE + [VIDEO] * (32 * 4) + AFTER + ASSISTANT

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from vlmrb.envs.tiles import GridRenderer
 from vlmrb.scoring.clips import ClipBatch
-from vlmrb.scoring.unique_frames import unique_frames
-from vlmrb.scoring.vision_cache import VisionCache
+from vlmrb.scoring.vlm.unique_frames import unique_frames
+from vlmrb.scoring.vlm.vision_cache import VisionCache
 
 
 class Shade:

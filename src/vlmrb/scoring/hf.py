@@ -7,7 +7,6 @@ P(no)) at the first token of the answer. Nothing is generated.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,22 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmrb.scoring.clips import ClipBatch
-from vlmrb.scoring.memory import is_out_of_memory, weight_bytes
 from vlmrb.scoring.prompts import Prompt, make_prompt
 from vlmrb.scoring.scorer import Scorer, ScorerError
+from vlmrb.scoring.vlm.answers import CandidateMass
+from vlmrb.scoring.vlm.memory import is_out_of_memory, weight_bytes
 
 if TYPE_CHECKING:
-    from vlmrb.scoring.chat import Chat
-    from vlmrb.scoring.hf_paths import FastPath, PlainPath
-    from vlmrb.scoring.hf_paths import Path as ScoringPath
-    from vlmrb.scoring.unique_frames import UniqueFrames
+    from vlmrb.scoring.vlm.chat import Chat
+    from vlmrb.scoring.vlm.paths import FastPath, PlainPath
+    from vlmrb.scoring.vlm.paths import Path as ScoringPath
+    from vlmrb.scoring.vlm.unique_frames import UniqueFrames
 
 logger = logging.getLogger(__name__)
 
 _VERSION = 1  # part of the scorer's version: raise it when answers may change
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-RECENT_CLIPS = 1000  # over which the candidate mass is reported
-LITTLE_MASS = 0.5
 DRIFT = 0.02  # largest difference in r by which the fast path may miss the plain one; 16-bit arithmetic stays below
 
 
@@ -85,7 +83,7 @@ class HFScorer(Scorer):
         fast: bool | Literal["auto"] = "auto",
         cache_mb: int = 1024,
     ) -> None:
-        from vlmrb.scoring.hf_loading import fingerprint, is_folder
+        from vlmrb.scoring.vlm.loading import fingerprint, is_folder
 
         for name, value, least in (
             ("frame_size", frame_size, 1),
@@ -124,8 +122,7 @@ class HFScorer(Scorer):
         self._fast: FastPath | None = None
         self._batch = batch_clips
         self._halvings = 0
-        self._masses: deque[float] = deque(maxlen=RECENT_CLIPS)
-        self._warned_of_mass = False
+        self._mass = CandidateMass(self.name)
 
     def setup(self) -> None:
         """Loads the model and says how it will be asked.
@@ -136,7 +133,7 @@ class HFScorer(Scorer):
         """
         import torch
 
-        from vlmrb.scoring.hf_loading import load
+        from vlmrb.scoring.vlm.loading import load
 
         device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
         self.attach(*load(self.model, self.revision, self.dtype, device, self.attn_implementation))
@@ -151,10 +148,10 @@ class HFScorer(Scorer):
         Raises:
             ScorerError: as in `setup`.
         """
-        from vlmrb.scoring.answers import find_answer_tokens
-        from vlmrb.scoring.chat import Chat
-        from vlmrb.scoring.families import family_of, natural_frame_size
-        from vlmrb.scoring.hf_paths import PlainPath
+        from vlmrb.scoring.vlm.answers import find_answer_tokens
+        from vlmrb.scoring.vlm.chat import Chat
+        from vlmrb.scoring.vlm.families import family_of, natural_frame_size
+        from vlmrb.scoring.vlm.paths import PlainPath
 
         self._answers = find_answer_tokens(processor.tokenizer, self.question)
         family = family_of(model)
@@ -170,7 +167,7 @@ class HFScorer(Scorer):
         self._path = self._fast or self._plain
         self._compared = self._fast is None or self.fast is True
         logger.info(
-            "scorer %s: %s on %s in %s, clips as %s, frames up to %s pixels, %s path, prompt %r, answers %s, tokens %s",
+            "scorer %s: %s on %s in %s, clips as %s, frames up to %s pixels, %s path, prompt %r, answers %s",
             self.name,
             self.model,
             model.device,
@@ -179,8 +176,7 @@ class HFScorer(Scorer):
             self.frame_size or "the environment's default",
             "fast" if self._fast else "plain",
             self.question.name,
-            self._answers.spellings,
-            self._answers.ids,
+            self._answers,
         )
 
     def score(self, clips: ClipBatch) -> NDArray[np.float32]:
@@ -198,7 +194,7 @@ class HFScorer(Scorer):
         """
         import torch
 
-        from vlmrb.scoring.unique_frames import unique_frames
+        from vlmrb.scoring.vlm.unique_frames import unique_frames
 
         shown = unique_frames(clips, self.frame_size)
         scores, done = np.empty(len(shown.clips), np.float32), 0
@@ -223,8 +219,7 @@ class HFScorer(Scorer):
             the lowest; ``frame_hits``: share of the frames shown so far that needed no encoding; ``batch_halvings``.
         """
         found = {"batch_halvings": float(self._halvings)}
-        if self._masses:
-            found |= {"mass": float(np.mean(self._masses)), "mass_min": float(min(self._masses))}
+        found |= self._mass.stats()
         if self._path is not None and self._fast is not None:
             found["frame_hits"] = self._fast.hit_share
         return found
@@ -247,8 +242,8 @@ class HFScorer(Scorer):
         return False
 
     def _make_fast_path(self, model: Any, chat: Chat) -> FastPath | None:
-        from vlmrb.scoring.hf_paths import FastPath
-        from vlmrb.scoring.vision_cache import VisionCache
+        from vlmrb.scoring.vlm.paths import FastPath
+        from vlmrb.scoring.vlm.vision_cache import VisionCache
 
         if self.fast is False:
             return None
@@ -261,18 +256,18 @@ class HFScorer(Scorer):
         return FastPath(model, chat, VisionCache(self.cache_mb << 20))
 
     def _ask(self, shown: UniqueFrames, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        from vlmrb.scoring.answers import judge
+        from vlmrb.scoring.vlm.answers import judge
 
         assert self._path is not None, "setup comes first"
         if not self._compared:
             self._compare(shown, rows[:1])
         scores, mass = judge(self._path.logits(shown, rows), self._answers)
-        self._note_mass(mass.tolist())
+        self._mass.note(mass.tolist())
         return scores.cpu().numpy()
 
     def _compare(self, shown: UniqueFrames, rows: NDArray[np.int64]) -> None:
         """Leaves the fast path at the first clip, if with this model and library it is not what it should be."""
-        from vlmrb.scoring.answers import judge
+        from vlmrb.scoring.vlm.answers import judge
 
         assert self._fast is not None
         assert self._plain is not None
@@ -287,17 +282,6 @@ class HFScorer(Scorer):
                 plain,
             )
             self._path, self._fast = self._plain, None
-
-    def _note_mass(self, masses: list[float]) -> None:
-        self._masses.extend(masses)
-        if not self._warned_of_mass and (mean := float(np.mean(masses))) < LITTLE_MASS:
-            self._warned_of_mass = True
-            logger.warning(
-                "scorer %s: only %.2g of the probability is on yes or no, so the model wants to say something else: "
-                "end the prompt with the two words to choose from, or take another model",
-                self.name,
-                mean,
-            )
 
     def _halve(self, clips: int, shown: UniqueFrames, error: Exception) -> None:
         """Makes batches half as large as the one that did not fit.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -21,20 +20,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmrb.scoring.clips import ClipBatch
-from vlmrb.scoring.openai_answers import png_url, read_ids, read_numbers, read_tokens
 from vlmrb.scoring.prompts import Prompt, make_prompt
 from vlmrb.scoring.scorer import Scorer, ScorerError
+from vlmrb.scoring.vlm.answers import CandidateMass
+from vlmrb.scoring.vlm.openai_answers import png_url, read_ids, read_numbers, read_tokens
 from vlmrb.serving.client import Client, RefusedError, RemoteError
 
 if TYPE_CHECKING:
-    from vlmrb.scoring.answers import AnswerTokens
+    from vlmrb.scoring.vlm.answers import AnswerTokens
 
 logger = logging.getLogger(__name__)
 
 _VERSION = 1  # part of the scorer's version: raise it when answers may change
 MAX_IDS = 128  # what vLLM takes in one request
-RECENT_CLIPS = 1000  # over which the candidate mass is reported
-LITTLE_MASS = 0.5
 HUB_TIMEOUT_S = 20.0
 PATH = "/chat/completions"
 
@@ -129,8 +127,7 @@ class OpenAIScorer(Scorer):
         extra = json.dumps(self.extra_body, sort_keys=True)
         self.version = f"openai-{_VERSION}:{model}@{revision or 'served'}:{extra}"
         self._answers: AnswerTokens | None = None
-        self._masses: deque[float] = deque(maxlen=RECENT_CLIPS)
-        self._warned_of_mass = False
+        self._mass = CandidateMass(self.name)
 
     def setup(self) -> None:
         """Looks the two words up in the tokenizer, and makes sure that the server knows them by the same numbers.
@@ -140,7 +137,7 @@ class OpenAIScorer(Scorer):
                 the asked-for tokens out of its answer, or has another tokenizer.
             RemoteError: no server in time.
         """
-        from vlmrb.scoring.answers import find_answer_tokens
+        from vlmrb.scoring.vlm.answers import find_answer_tokens
 
         answers = find_answer_tokens(_load_tokenizer(self.tokenizer, self.revision), self.question)
         if len(answers.ids) > MAX_IDS:
@@ -148,8 +145,8 @@ class OpenAIScorer(Scorer):
         self._answers = answers
         self._check_servers(answers)
         logger.info(
-            "scorer %s: %s at %s, prompt %r, answers %s, tokens %s",
-            *(self.name, self.model, ", ".join(self._client.urls), self.question.name, answers.spellings, answers.ids),
+            "scorer %s: %s at %s, prompt %r, answers %s",
+            *(self.name, self.model, ", ".join(self._client.urls), self.question.name, answers),
         )
 
     def score(self, clips: ClipBatch) -> NDArray[np.float32]:
@@ -164,7 +161,7 @@ class OpenAIScorer(Scorer):
         Raises:
             RemoteError: no usable answer within ``deadline_s``.
         """
-        from vlmrb.scoring.unique_frames import unique_frames
+        from vlmrb.scoring.vlm.unique_frames import unique_frames
 
         shown = unique_frames(clips, self.frame_size)
         images = [png_url(frame) for frame in shown.frames]
@@ -181,7 +178,7 @@ class OpenAIScorer(Scorer):
             except BaseException:
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
-        self._note(found[:, 1])
+        self._mass.note(found[:, 1].tolist())
         return found[shown.inverse, 0]
 
     def stats(self) -> dict[str, float]:
@@ -197,8 +194,7 @@ class OpenAIScorer(Scorer):
             "failed_requests": float(client.failures),
             "servers_resting": float(client.resting),
         }
-        if self._masses:
-            found |= {"mass": float(np.mean(self._masses)), "mass_min": float(min(self._masses))}
+        found |= self._mass.stats()
         return found
 
     def close(self) -> None:
@@ -277,17 +273,6 @@ class OpenAIScorer(Scorer):
             raise ScorerError(
                 f"{url} has another tokenizer than {self.tokenizer!r}: there, tokens {other} should all be "
                 f"{self.question.yes!r} or {self.question.no!r}; set the scorer's tokenizer to the served model's"
-            )
-
-    def _note(self, masses: NDArray[np.float32]) -> None:
-        self._masses.extend(masses.tolist())
-        mean = float(np.mean(self._masses))
-        if mean < LITTLE_MASS and not self._warned_of_mass:
-            self._warned_of_mass = True
-            logger.warning(
-                "scorer %s: yes and no hold only %.2g of the probability, so most answers would begin otherwise; ask "
-                "for the two words more plainly (prompt)",
-                *(self.name, mean),
             )
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmrb.scoring.families import Family
-from vlmrb.scoring.memory import is_out_of_memory
 from vlmrb.scoring.scorer import ScorerError
+from vlmrb.scoring.vlm.families import Family
+from vlmrb.scoring.vlm.memory import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch

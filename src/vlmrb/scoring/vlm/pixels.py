@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vlmrb.scoring.families import Family
+from vlmrb.scoring.vlm.families import Family
 
 
 def resized_to(processor: Any, inputs: dict[str, torch.Tensor]) -> tuple[int, int]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from vlmrb.scoring.prompts import Prompt
@@ -10,6 +14,11 @@ from vlmrb.scoring.scorer import ScorerError
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger(__name__)
+
+RECENT_CLIPS = 1000  # over which the candidate mass is reported
+LITTLE_MASS = 0.5
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,10 @@ class AnswerTokens:
     yes: tuple[int, ...]
     no: tuple[int, ...]
     spellings: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        words = ", ".join(f"{yes!r}/{no!r}" for yes, no in self.spellings)
+        return f"{words} (tokens {', '.join(map(str, self.ids))})"
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -89,3 +102,31 @@ def judge(logits: torch.Tensor, answers: AnswerTokens) -> tuple[torch.Tensor, to
     yes = log_probabilities[:, list(answers.yes)].logsumexp(-1)
     no = log_probabilities[:, list(answers.no)].logsumexp(-1)
     return torch.sigmoid(yes - no), torch.exp(torch.logaddexp(yes, no)).clamp(max=1.0)
+
+
+class CandidateMass:
+    """Keeps the mass P(yes) + P(no) of recent clips, and warns once if it is small.
+
+    Args:
+        scorer: whose name the warning begins with.
+    """
+
+    def __init__(self, scorer: str) -> None:
+        self._scorer = scorer
+        self._recent: deque[float] = deque(maxlen=RECENT_CLIPS)
+        self._warned = False
+
+    def note(self, masses: Sequence[float]) -> None:
+        """Takes the masses of further clips, at least one."""
+        self._recent.extend(masses)
+        if not self._warned and (mean := fmean(masses)) < LITTLE_MASS:
+            self._warned = True
+            logger.warning(
+                "scorer %s: only %.2g of the probability is on yes or no, so the model wants to say something else: "
+                "end the prompt with the two words to choose from, or take another model",
+                *(self._scorer, mean),
+            )
+
+    def stats(self) -> dict[str, float]:
+        """Returns the mean ``mass`` and the lowest, ``mass_min``; nothing before the first clip."""
+        return {"mass": fmean(self._recent), "mass_min": min(self._recent)} if self._recent else {}

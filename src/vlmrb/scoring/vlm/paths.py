@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vlmrb.scoring.chat import Chat
-from vlmrb.scoring.pixels import encoder_pixels, resized_to
-from vlmrb.scoring.unique_frames import UniqueFrames
-from vlmrb.scoring.vision_cache import Feature, VisionCache
+from vlmrb.scoring.vlm.chat import Chat
+from vlmrb.scoring.vlm.pixels import encoder_pixels, resized_to
+from vlmrb.scoring.vlm.unique_frames import UniqueFrames
+from vlmrb.scoring.vlm.vision_cache import Feature, VisionCache
 
 ENCODER_FRAMES = 32  # frames in one call of the vision encoder: enough to fill a GPU, little memory
 _OF_THE_TEXT = (
