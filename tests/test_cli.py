@@ -9,7 +9,7 @@ import pytest
 
 from vlmrb.cli import _lists, main
 from vlmrb.doctor import Check
-from vlmrb.fit import lock_run_dir
+from vlmrb.locks import lock_folder
 
 ROOT = Path(__file__).parents[1]
 BASE = ["fit", "-c", str(ROOT / "configs/minigrid/doorkey_6x6_dqn.yaml"), "-c", str(ROOT / "configs/replay/vlm.yaml")]
@@ -82,7 +82,7 @@ def test_overlay_with_a_mistake_is_one_line_that_names_it(
 
 
 def test_run_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with lock_run_dir(tmp_path):
+    with lock_folder(tmp_path, "run_dir="):
         assert main([*BASE, "--run_dir", str(tmp_path)]) != 0
     assert "is in use by another run" in capsys.readouterr().err
 

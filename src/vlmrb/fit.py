@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -22,6 +21,7 @@ from vlmrb.callbacks.progress import ProgressBar
 from vlmrb.callbacks.replay_checkpoint import ReplayCheckpoint
 from vlmrb.callbacks.scoring import ScoringCallback
 from vlmrb.envs import EnvConfig
+from vlmrb.locks import lock_folder
 from vlmrb.loggers import AppendingCSVLogger
 from vlmrb.replay.config import ReplayConfig
 from vlmrb.settings import read_yaml
@@ -113,10 +113,10 @@ class FitCLI(LightningCLI):
                 config["ckpt_path"] = str(last)
             else:
                 log.warning("no checkpoint in %s: the run starts from the beginning", run_dir)
-        self._locks.enter_context(lock_run_dir(run_dir))
+        self._locks.enter_context(lock_folder(run_dir, "run_dir="))
         continues = config["ckpt_path"] and Path(config["ckpt_path"]).resolve().parent == last.resolve().parent
         if not continues and not config["resume"] and _make_room(run_dir, config["overwrite"]):
-            self._locks.enter_context(lock_run_dir(run_dir))
+            self._locks.enter_context(lock_folder(run_dir, "run_dir="))
         if config["ckpt_path"]:
             env_steps = read_env_steps(Path(config["ckpt_path"]))
             budget = config["training"]["total_env_steps"]
@@ -145,25 +145,6 @@ class SaveConfigWhenTraining(SaveConfigCallback):
         """Writes the file once."""
         if not self.already_saved:
             super().setup(trainer, pl_module, "fit")
-
-
-def lock_run_dir(run_dir: Path) -> IO[str]:
-    """Takes a run folder for this process until the returned file is closed or the process ends, however it ends.
-
-    Raises:
-        RuntimeError: another run holds it, or it cannot be written.
-    """
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        lock = (run_dir / ".lock").open("w")
-    except OSError as error:
-        raise RuntimeError(f"run_dir={run_dir} cannot be written ({error.strerror}): choose another folder") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.close()
-        raise RuntimeError(f"run_dir={run_dir} is in use by another run: wait for it, or choose another") from error
-    return lock
 
 
 def _make_room(run_dir: Path, overwrite: bool) -> bool:

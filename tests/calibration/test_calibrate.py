@@ -25,6 +25,8 @@ from vlmrb.envs import EnvConfig
 from vlmrb.scoring.grades import Grades
 from vlmrb.settings import load_scoring
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SPRITES, MILESTONES = (str(ROOT / f"configs/scorer/{name}.yaml") for name in ("sprites", "milestones"))
 

@@ -17,11 +17,12 @@ from corpora import DOORKEY, doorkey_corpus, folder_content
 from numpy.typing import NDArray
 
 from vlmrb.calibration.collect import MILESTONE, NOTHING, SUCCESS, CollectSettings, choose, play_round, strata_of
-from vlmrb.calibration.corpus import Corpus, load_corpus
+from vlmrb.calibration.corpus import Corpus, CorpusWriter, load_corpus
 from vlmrb.calibration.policies import RandomPlayer, ScriptedPlayer, make_player
 from vlmrb.cli import main
 from vlmrb.envs import EnvConfig, make_env
 from vlmrb.envs.grid import GOAL, GridLayout
+from vlmrb.locks import lock_folder
 from vlmrb.scoring.milestones import MilestonesScorer
 
 MILESTONES = str(Path(__file__).parents[2] / "configs/scorer/milestones.yaml")
@@ -100,6 +101,7 @@ def test_shares_are_kept_and_the_manifest_counts_right(corpus: Corpus) -> None:
     assert [int(line["key"]) for line in lines] == corpus.clips.milestones[:, 0].astype(int).tolist()
 
 
+@pytest.mark.slow
 def test_seed_decides_everything(tmp_path: Path, corpus: Corpus) -> None:
     doorkey_corpus(tmp_path / "same", clips=64)
     doorkey_corpus(tmp_path / "other", clips=64, seed=1)
@@ -251,6 +253,32 @@ def test_folder_with_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(ValueError, match="holds something else"):
         doorkey_corpus(tmp_path)
+
+
+def test_a_folder_that_another_process_writes_is_refused_and_left_alone(tmp_path: Path) -> None:
+    with (
+        lock_folder(tmp_path / "corpus", "--out "),
+        pytest.raises(RuntimeError, match="--out .*corpus is in use by another run"),
+    ):
+        doorkey_corpus(tmp_path / "corpus", clips=16)
+    assert [path.name for path in (tmp_path / "corpus").iterdir()] == [".lock"]
+    assert len(doorkey_corpus(tmp_path / "corpus", clips=16).clips) == 16
+
+
+def test_a_corpus_without_a_clip_yet_may_be_begun_with_other_settings(tmp_path: Path) -> None:
+    parts = {"kind": "videos", "renderer": {}, "clip_length": 4, "milestones": [], "command": "c"}
+    CorpusWriter(tmp_path, settings={"labels": "wrong"}, **parts)
+    assert CorpusWriter(tmp_path, settings={"labels": "right"}, **parts).clips == 0
+
+
+@pytest.mark.parametrize("key", ["kind", "command", "settings", "renderer", "milestones", "complete", "clip_length"])
+def test_a_manifest_without_one_of_its_entries_is_damaged(tmp_path: Path, key: str) -> None:
+    CorpusWriter(tmp_path, kind="videos", settings={}, renderer={}, clip_length=4, milestones=[], command="c")
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    del manifest[key]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=rf"is damaged: manifest\.json has no usable {key}; make it anew"):
+        load_corpus(tmp_path)
 
 
 def test_damaged_or_foreign_corpora_are_refused_in_one_line(tmp_path: Path) -> None:

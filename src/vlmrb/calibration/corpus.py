@@ -25,11 +25,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmrb.envs import EnvConfig, make_renderer
+from vlmrb.locks import LOCK, lock_folder
 from vlmrb.scoring.clips import ClipBatch, Renderer
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
 Kind = Literal["environment", "videos"]
+_ENTRIES = {
+    **dict.fromkeys(("kind", "command"), str),
+    **dict.fromkeys(("settings", "renderer", "counts"), dict),
+    **dict.fromkeys(("milestones", "notes", "shards"), list),
+    **{"complete": bool, "clip_length": int},
+}  # of a manifest, beside its schema
 
 
 @dataclass(frozen=True)
@@ -138,6 +145,7 @@ class CorpusWriter:
 
     Raises:
         ValueError: the folder holds something else, or a corpus of other settings.
+        RuntimeError: another process writes there, or nobody can.
     """
 
     def __init__(
@@ -165,12 +173,20 @@ class CorpusWriter:
             "notes": [],
             "shards": [],
         }
-        folder.mkdir(parents=True, exist_ok=True)
-        if (folder / MANIFEST).is_file():
-            found = read_manifest(folder)
+        self._lock = lock_folder(folder, "--out ")
+        try:
+            self._begin()
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _begin(self) -> None:
+        folder = self.folder
+        found = read_manifest(folder) if (folder / MANIFEST).is_file() else None
+        if found is not None and (found["shards"] or found["complete"]):
             _require_same(folder, found, self._manifest)
             self._manifest = found
-        elif any(folder.iterdir()):
+        elif found is None and any(path.name != LOCK for path in folder.iterdir()):
             raise ValueError(f"--out {folder} holds something else than a corpus: name a new folder")
         else:
             self._save()
@@ -227,6 +243,7 @@ class CorpusWriter:
         self._manifest["complete"] = True
         write_whole(self.folder / "labels.csv", _labels_csv(clips, self._manifest["milestones"]).encode())
         self._save()
+        self._lock.close()
         return load_corpus(self.folder)
 
     def _save(self) -> None:
@@ -247,7 +264,11 @@ def load_corpus(folder: str | Path) -> Corpus:
             f"corpus {folder} is not finished ({have} of {manifest['settings']['clips']} clips): repeat the command "
             f"that makes it, which goes on where it stopped: {manifest['command']}"
         )
-    return Corpus(folder, manifest, _read_labels(folder, manifest), build_renderer(manifest["renderer"]))
+    try:
+        renderer = build_renderer(manifest["renderer"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"corpus {folder} is damaged: {MANIFEST}: renderer: {error}; make it anew") from error
+    return Corpus(folder, manifest, _read_labels(folder, manifest), renderer)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -267,6 +288,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder} is no corpus: its {MANIFEST} cannot be read ({error})") from error
     if schema != SCHEMA:
         raise ValueError(f"corpus {folder} has schema {schema}, this version reads {SCHEMA}: make it anew")
+    broken = [key for key, kind in _ENTRIES.items() if not isinstance(manifest.get(key), kind)]
+    if broken:
+        raise ValueError(f"corpus {folder} is damaged: {MANIFEST} has no usable {', '.join(broken)}; make it anew")
     return manifest
 
 
@@ -318,7 +342,9 @@ def _read_labels(folder: Path, manifest: Mapping[str, Any]) -> ClipLabels:
                 raise ValueError("its content is not what was written")
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 parts.append(ClipLabels(**{name: arrays[name] for name in arrays if name != "snapshots"}))
-        except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
+            if len(parts[-1]) != shard["clips"]:
+                raise ValueError(f"{len(parts[-1])} clips, where {MANIFEST} says {shard['clips']}")
+        except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
             raise ValueError(f"corpus {folder} is damaged: {path.name}: {error}; make it anew") from error
     if not parts:
         raise ValueError(f"corpus {folder} holds no clips")

@@ -106,12 +106,11 @@ def calibrate(
         label: by what τ is chosen; if not given, by milestones where they are known, else by success.
         shown: most clips of each kind on the page.
     """
-    from vlmrb.calibration.corpus import load_corpus, write_whole
-    from vlmrb.calibration.gallery import pick, write_clips
-    from vlmrb.calibration.page import render_page
-    from vlmrb.calibration.plots import plot_roc, plot_scorer
-    from vlmrb.calibration.report import build_report, calibrated_overlay, choose_label, scores_csv
+    from vlmrb.calibration.corpus import load_corpus
+    from vlmrb.calibration.report import choose_label
     from vlmrb.calibration.scores import load_candidates, require_readable, score_clips
+    from vlmrb.calibration.writing import write_report
+    from vlmrb.locks import lock_folder
     from vlmrb.scoring.cache import ScoreCache
 
     if shown < 0:
@@ -123,36 +122,15 @@ def calibrate(
         for candidate in candidates:
             require_readable(candidate.scorer, f"corpus {corpus}")
     folder, command = Path(out), _command()
-    folder.mkdir(parents=True, exist_ok=True)
-    scored = []
-    for candidate in candidates:
-        cache = ScoreCache(candidate.cache or folder / "scores.sqlite")
-        try:
-            scored.append(score_clips(candidate, len(clips.clips), clips.batch, cache))
-        finally:
-            cache.close()
-    report = build_report(clips, candidates, scored, label_name, command)
-    values = clips.labels()[label_name]
-    galleries, overlays = [], []
-    for number, (candidate, result) in enumerate(zip(candidates, scored, strict=True)):
-        judged = report["scorers"][number]["by_label"][label_name]
-        plot_scorer(folder / f"plots/scorer_{number}.png", result.scores, values, label_name, judged)
-        picked = pick(result.scores, values, judged["at_best"]["threshold"], shown)
-        galleries.append(
-            {kind: write_clips(clips, rows, result.scores, folder / "clips") for kind, rows in picked.items()}
-        )
-        overlays.append("calibrated.yaml" if len(candidates) == 1 else f"calibrated_{number}.yaml")
-        overlay = calibrated_overlay(candidate, judged, label_name, command)
-        write_whole(folder / overlays[-1], overlay.encode())
-    plot_roc(
-        folder / "plots/roc.png",
-        {c.label: s.scores for c, s in zip(candidates, scored, strict=True)},
-        values,
-        label_name,
-    )
-    write_whole(folder / "scores.csv", scores_csv(clips, candidates, scored).encode())
-    write_whole(folder / "report.json", (json.dumps(report, indent=1) + "\n").encode())
-    write_whole(folder / "index.html", render_page(report, galleries, overlays, "plots").encode())
+    with lock_folder(folder, "--out "):
+        scored = []
+        for candidate in candidates:
+            cache = ScoreCache(candidate.cache or folder / "scores.sqlite")
+            try:
+                scored.append(score_clips(candidate, len(clips.clips), clips.batch, cache))
+            finally:
+                cache.close()
+        write_report(folder, clips, candidates, scored, label_name, shown, command)
     sys.stdout.write(f"{folder / 'index.html'}\n")
     return 0
 

@@ -1,0 +1,53 @@
+"""Writes all files of a calibration report into its folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from vlmrb.calibration.corpus import Corpus, write_whole
+from vlmrb.calibration.gallery import pick, write_clips
+from vlmrb.calibration.page import render_page
+from vlmrb.calibration.plots import plot_roc, plot_scorer
+from vlmrb.calibration.report import build_report, calibrated_overlay, scores_csv
+from vlmrb.calibration.scores import Candidate, Scored
+
+
+def write_report(
+    folder: Path,
+    corpus: Corpus,
+    candidates: list[Candidate],
+    scored: list[Scored],
+    label: str,
+    shown: int,
+    command: str,
+) -> None:
+    """Writes ``index.html``, its pictures, ``report.json``, ``scores.csv`` and an overlay per candidate.
+
+    Args:
+        folder: an existing one.
+        corpus: the clips.
+        candidates: scorers with their prompts.
+        scored: what each gave.
+        label: by what τ is chosen.
+        shown: most clips of each kind on the page.
+        command: how the report was asked for.
+    """
+    report = build_report(corpus, candidates, scored, label, command)
+    values = corpus.labels()[label]
+    galleries, overlays = [], []
+    for number, (candidate, result) in enumerate(zip(candidates, scored, strict=True)):
+        judged = report["scorers"][number]["by_label"][label]
+        plot_scorer(folder / f"plots/scorer_{number}.png", result.scores, values, label, judged)
+        picked = pick(result.scores, values, judged["at_best"]["threshold"], shown)
+        galleries.append(
+            {kind: write_clips(corpus, rows, result.scores, folder / "clips") for kind, rows in picked.items()}
+        )
+        overlays.append("calibrated.yaml" if len(candidates) == 1 else f"calibrated_{number}.yaml")
+        overlay = calibrated_overlay(candidate, judged, label, command)
+        write_whole(folder / overlays[-1], overlay.encode())
+    curves = {candidate.label: result.scores for candidate, result in zip(candidates, scored, strict=True)}
+    plot_roc(folder / "plots/roc.png", curves, values, label)
+    write_whole(folder / "scores.csv", scores_csv(corpus, candidates, scored).encode())
+    write_whole(folder / "report.json", (json.dumps(report, indent=1) + "\n").encode())
+    write_whole(folder / "index.html", render_page(report, galleries, overlays, "plots").encode())
