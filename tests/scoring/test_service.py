@@ -482,6 +482,21 @@ def test_a_run_without_a_single_score_ends_with_one_loud_line(caplog: pytest.Log
     assert "uniform replay" in record.getMessage()
 
 
+def test_a_run_that_its_scorer_ended_is_not_called_uniform_replay(caplog: pytest.LogCaptureFixture):
+    class NotANumber(GoodScorer):
+        def score(self, clips):
+            return np.full(len(clips), np.nan)
+
+    buffer, episodes = make_buffer(), Episodes()
+    service = ScoringService(buffer, NotANumber(), backend="sync")
+    episodes.clips(buffer, 5)
+    with pytest.raises(ScorerError, match="nan"):
+        service.poll(0)
+    caplog.clear()
+    service.close()
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("clips", [0, 5])
 def test_a_run_with_scores_or_without_clips_ends_quietly(clips: int, caplog: pytest.LogCaptureFixture):
     buffer, episodes = make_buffer(), Episodes()

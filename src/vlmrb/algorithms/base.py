@@ -87,9 +87,10 @@ class TrainingConfig:
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"training.{name}={getattr(self, name)} must lie in [0, 1]")
         if self.total_env_steps % self.frames_per_batch:
+            blocks = max(1, round(self.total_env_steps / self.frames_per_batch))
             raise ValueError(
                 f"training.total_env_steps={self.total_env_steps} must be a multiple of "
-                f"training.frames_per_batch={self.frames_per_batch}"
+                f"training.frames_per_batch={self.frames_per_batch}; the nearest is {blocks * self.frames_per_batch}"
             )
         if self.learning_starts < 0:
             raise ValueError(f"training.learning_starts={self.learning_starts} must not be negative")

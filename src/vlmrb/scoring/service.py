@@ -94,6 +94,7 @@ class ScoringService:
         self._env_steps = 0
         self._given_up = False
         self._closed = False
+        self._refused = False  # the run ended because of its scorer, and needs no word about what it would have been
         self._reported: set[str] = set()
         self._backend = self._make_backend()
 
@@ -111,6 +112,13 @@ class ScoringService:
         if self._closed:
             return
         self._env_steps = env_steps
+        try:
+            self._move_on()
+        except ScorerError:
+            self._refused = True
+            raise
+
+    def _move_on(self) -> None:
         self._take(self._backend.collect())
         if self._backend.dead and not self._given_up:
             self._give_up()
@@ -170,7 +178,7 @@ class ScoringService:
             for content in contents:
                 self._queue.put_back(content)
         self._in_flight.clear()
-        if self._counts.emitted and not self._counts.scored:
+        if self._counts.emitted and not self._counts.scored and not self._refused:
             logger.error(
                 "scorer %r: NO CLIP WAS EVER SCORED (of %d; %d batches failed): as to scores, this was uniform replay",
                 *(self.scorer.name, self._counts.emitted, self._counts.failures),
