@@ -250,6 +250,7 @@ def test_egl_is_preferred_where_it_draws(mujoco):
     assert (line.status, line.found, line.advice) == ("ok", "egl draws", "export MUJOCO_GL=egl")
 
 
+@pytest.mark.slow
 def test_osmesa_is_tried_where_egl_hangs(mujoco):
     mujoco.setenv("FAKE_EGL", "hang")
     line = by_name(doctor.rendering_checks(timeout_s=3.0))["rendering: MuJoCo"]

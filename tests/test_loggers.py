@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import time
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +133,7 @@ def test_resumed_loggers_show_each_step_once(tmp_path: Path) -> None:
             logger.finalize("success")
 
     run(0, 6, 1.0)  # a checkpoint was taken at 4, the run died after 6
+    time.sleep(1.1)  # TensorBoard's files are read in the order of their names, which tell seconds apart
     run(4, 8, 2.0)
     expected = [(step, 1.0 if step <= 4 else 2.0) for step in range(9)]
     assert [(int(row["step"]), float(row["train/loss"])) for row in read(tmp_path / "metrics.csv")] == expected

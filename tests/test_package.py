@@ -108,5 +108,6 @@ def test_every_folder_with_modules_is_a_package():
     assert [str(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []
 
 
+@pytest.mark.slow
 def test_every_module_imports_on_its_own_without_any_extra_prints_nothing_and_writes_nothing(imports):
     assert imports == {"failures": {}, "printed": "", "files": []}

@@ -359,6 +359,7 @@ def test_a_quick_scorer_keeps_up_and_its_best_clip_is_kept_with_the_prompt(
         assert gif.height > gif.width  # the frames, and the prompt's lines above them
 
 
+@pytest.mark.slow
 def test_the_expected_share_is_what_a_slow_scorer_then_reaches(tmp_path: Path, quick_watch: None):
     module = make_module(env_steps=BLOCK * 400)
     report = fit(tmp_path, module, SleepingScorer(0.02), max_waiting=16, batch_clips=8, cache=None)

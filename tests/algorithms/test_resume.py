@@ -28,6 +28,8 @@ from vlmrb.scoring.controls import Shuffled
 from vlmrb.scoring.milestones import MilestonesScorer
 from vlmrb.scoring.sprites import SpritesScorer
 
+pytestmark = pytest.mark.slow
+
 SEGMENT = 480  # env steps between two interruptions
 CAPACITY = 320  # rows: the buffer has wrapped at every interruption
 SCHEMES = {

@@ -214,6 +214,7 @@ def test_workers_do_exactly_what_one_process_does_and_leave_nothing_behind() -> 
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_what_fails_in_a_worker_is_raised_here() -> None:
     env = make_env(_config("BrokenRamp-v0", workers=1), seed=0)
     with pytest.raises(RuntimeError, match=r"environment worker failed:\n(.*\n)*RuntimeError: the ramp broke"):

@@ -42,6 +42,7 @@ def _renderer(width: int, height: int, visuals: str = "standard") -> GridRendere
     return GridRenderer(width, height, visuals=visuals)
 
 
+@pytest.mark.slow
 @given(
     env_id=st.sampled_from(IDS),
     seed=st.integers(0, 2**31 - 1),
@@ -67,6 +68,7 @@ def test_frames_equal_minigrids_pixel_by_pixel(env_id: str, seed: int, steps: in
     np.testing.assert_array_equal(renderer.render(np.stack(snapshots), frame_size=size), np.stack(frames))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tile", [8, 32])
 def test_every_object_colour_state_and_agent_equals_minigrids(tile: int) -> None:
     env = gymnasium.make("MiniGrid-Empty-8x8-v0").unwrapped

@@ -26,6 +26,7 @@ def arrays(buffer: VLMReplayBuffer) -> dict[str, np.ndarray]:
     return {name: column.numpy() for name, column in buffer.columns.items()}
 
 
+@pytest.mark.slow
 @settings(
     max_examples=15,
     deadline=None,

@@ -49,6 +49,7 @@ def rows_collected(world: World, num_envs: int, steps: int) -> list[list[tuple[i
     return streams
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(**SETUPS)
 def test_every_row_is_stored_once_with_its_own_clip_score_success_and_return(
@@ -71,6 +72,7 @@ def test_every_row_is_stored_once_with_its_own_clip_score_success_and_return(
     assert there == set(order[-capacity:])
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(**SETUPS)
 def test_every_transition_is_in_exactly_one_clip_and_both_its_states_are_visible_there(
@@ -393,6 +395,7 @@ class TestEndStreams:
         assert len(make(60, 4, 3).end_streams()) == 0
 
 
+@pytest.mark.slow
 def test_overwritten_clips_are_forgotten_and_their_memory_is_used_again():
     world = World(max_length=20)
     buffer = make(100, 5, 3)

@@ -177,6 +177,7 @@ class TestOnDisk:
         cache.put_many([key_of(1)], scores_of(0.25))
         assert cache.get_many([key_of(1)]) == 0.25
 
+    @pytest.mark.slow
     def test_survives_being_killed_while_writing(self, file):
         program = f"""
 import numpy as np

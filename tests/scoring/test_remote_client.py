@@ -121,6 +121,7 @@ def test_servers_take_turns():
         assert [ask(client) for _ in range(4)] == [1, 2, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_failing_server_is_left_alone_for_a_while_and_then_tried_once():
     answers: list[Reply] = [(503, b"")]
     with Scripted(lambda *_: answers[0]) as bad, Scripted(replies((200, b"2"))) as good:
@@ -143,6 +144,7 @@ def test_a_failing_server_is_left_alone_for_a_while_and_then_tried_once():
         assert client.resting == 0
 
 
+@pytest.mark.slow
 def test_pauses_differ_from_run_to_run():
     def pauses() -> list[float]:
         times: list[float] = []

@@ -115,6 +115,7 @@ def test_ctrl_c_interrupts_a_sync_scorer():
         service.poll(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["die", "oom", "hang"])
 def test_a_process_that_dies_or_hangs_once_is_replaced_and_every_clip_gets_its_score(kind: str, tmp_path: Path):
     scorer = TroubledScorer(Trouble(kind, times=1, count_file=str(tmp_path / "count")))
@@ -269,6 +270,7 @@ def test_a_scorer_whose_class_the_process_cannot_find_ends_the_run_with_advice(m
     check_counts(service)
 
 
+@pytest.mark.slow
 def test_a_stopped_process_holds_nothing_up_and_is_replaced_after_the_time_out():
     buffer, service = serve(SlowScorer(0.01), timeout_s=1.5, batch_clips=2)
     poll_until(service, lambda: service.stats()["scored"] > 0)

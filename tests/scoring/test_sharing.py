@@ -23,6 +23,8 @@ from vlmrb.scoring.scorer import Scorer, ScorerError
 from vlmrb.scoring.service import ScoringService
 from vlmrb.scoring.worker import AUTOGROUP, NICENESS
 
+pytestmark = pytest.mark.slow
+
 CLIPS = ClipBatch(np.arange(2), np.zeros((2, 4, 3), np.uint8), np.array([4, 3]))
 
 

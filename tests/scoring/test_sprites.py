@@ -63,6 +63,7 @@ def seen(*frames: NDArray, length: int | None = None, **settings) -> list[bool]:
     return events.tolist() if events.any() else NOTHING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "length", "tile"), [(5, 16, 8), (6, 32, 8), (6, 16, 9), (6, 16, 12), (8, 32, 8), (8, 16, 16), (16, 32, 8)]
 )
@@ -129,6 +130,7 @@ def test_reads_a_real_minigrid_episode_from_its_own_frames():
     assert seen(*frames) == [True, True, True]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     facing=st.integers(0, 3),
@@ -199,6 +201,7 @@ def test_one_wrong_pixel_makes_a_sprite_unknown():
         assert seen(spoiled, after) == NOTHING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tile", [8, 9, 10, 16, 24, 32])
 @pytest.mark.parametrize("size", [5, 6, 8])
 def test_the_tile_size_is_found_in_the_frame(size, tile):
