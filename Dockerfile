@@ -30,7 +30,7 @@ ENV PATH=/opt/vlmrb/bin:$PATH \
 # build/ must go, or its newer, empty __init__.py would win over the real one.
 WORKDIR /app
 # hadolint's DL3013 asks for versions of what pip installs: pyproject.toml holds them.
-ARG EXTRAS=vlm,ogbench
+ARG EXTRAS=vlm,ogbench,server,remote
 COPY pyproject.toml ./
 # hadolint ignore=DL3013
 RUN --mount=type=cache,target=/root/.cache/pip \
