@@ -1,8 +1,8 @@
 """The (double) DQN loss, with little else around it.
 
 TorchRL's ``DQNLoss`` computes the same numbers (the tests compare loss, gradients and errors), but swaps parameters
-into functional modules at every call. On a network of 128-128 units that costs as much as the learning itself:
-1.8 ms against 1.0 ms for a whole update on one CPU thread.
+into functional modules at every call. On a network of 128-128 units that costs nearly as much as the learning itself:
+`python benchmarks/loss.py` counts 1.9 times as many updates/s with this one.
 """
 
 from __future__ import annotations
