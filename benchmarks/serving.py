@@ -23,7 +23,7 @@ from vlmrb.scoring.clips import ClipBatch
 from vlmrb.scoring.remote import RemoteScorer
 from vlmrb.scoring.scorer import Scorer
 from vlmrb.serving.wire import pack
-from vlmrb.settings import load_scorer
+from vlmrb.settings import load_scoring
 
 from common import add_json_option, paired, rate, report
 
@@ -59,7 +59,8 @@ def main() -> None:
     args = parser.parse_args()
 
     batches = make_batches(args.env, args.batches)
-    local, _ = load_scorer([args.config])
+    local = load_scoring([args.config]).scorer
+    assert local is not None
     local.setup()
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))

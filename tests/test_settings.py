@@ -11,7 +11,8 @@ import pytest
 
 from vlmrb.callbacks.scoring import ScoringCallback
 from vlmrb.scoring.section import ScoringSection
-from vlmrb.settings import load_scorer, load_scoring, read_yaml
+from vlmrb.scoring.sprites import SpritesScorer
+from vlmrb.settings import load_scoring, read_yaml
 
 SCORERS = Path(__file__).parent.parent / "configs" / "scorer"
 
@@ -21,16 +22,14 @@ def test_the_light_section_takes_the_settings_of_the_whole_one():
     assert light == whole
 
 
-@pytest.mark.parametrize("name", ["sprites", "milestones"])
-def test_the_light_section_reads_the_same_settings_as_the_whole_one(name):
-    scorer, config = load_scorer([SCORERS / f"{name}.yaml"])
-    whole = load_scoring([SCORERS / f"{name}.yaml"])
-    assert config == whole.config
-    assert (type(scorer), scorer.version) == (type(whole.scorer), whole.scorer.version)
+def test_later_files_go_over_earlier_ones(tmp_path):
+    (tmp_path / "more.yaml").write_text("scoring: {cache: scores, batch_clips: 7}")
+    scoring = load_scoring([SCORERS / "sprites.yaml", tmp_path / "more.yaml"])
+    assert (type(scoring.scorer), scoring.cache, scoring.config.batch_clips) == (SpritesScorer, "scores", 7)
 
 
 def test_reading_a_scorer_leaves_torch_out():
-    code = f"import sys; from vlmrb.settings import load_scorer; load_scorer(['{SCORERS / 'sprites.yaml'}']); "
+    code = f"import sys; from vlmrb.settings import load_scoring; load_scoring(['{SCORERS / 'sprites.yaml'}']); "
     code += "print([name for name in ('torch', 'lightning') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
@@ -39,7 +38,7 @@ def test_a_section_without_a_scorer_says_so(tmp_path):
     config = tmp_path / "some.yaml"
     config.write_text("scoring: {backend: thread}")
     with pytest.raises(ValueError, match=r"some.yaml: scoring.scorer is not set"):
-        load_scorer([config])
+        load_scoring([config])
 
 
 def test_a_prompts_words_without_quotes_are_refused_with_the_way_to_write_them(tmp_path):

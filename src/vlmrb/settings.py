@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 if TYPE_CHECKING:
-    from vlmrb.callbacks.scoring import ScoringCallback
     from vlmrb.envs.config import EnvConfig
-    from vlmrb.scoring.config import ScoringConfig
-    from vlmrb.scoring.scorer import Scorer
+    from vlmrb.scoring.section import ScoringSection
 
 
 def load_env(files: Sequence[str | Path]) -> EnvConfig:
@@ -30,29 +28,13 @@ def load_env(files: Sequence[str | Path]) -> EnvConfig:
     return _build(parser, "env", files)
 
 
-def load_scoring(files: Sequence[str | Path]) -> ScoringCallback:
+def load_scoring(files: Sequence[str | Path]) -> ScoringSection:
     """Returns the ``scoring`` section of configuration files, later ones over earlier ones, its scorer not set up yet.
+
+    Neither torch nor Lightning is loaded.
 
     Raises:
         ValueError: a file is no YAML, no file has such a section, or it names no scorer.
-    """
-    from jsonargparse import ArgumentParser
-
-    from vlmrb.callbacks.scoring import ScoringCallback
-
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(ScoringCallback, "scoring")
-    scoring: ScoringCallback = _build(parser, "scoring", files)
-    if scoring.scorer is None:
-        raise ValueError(f"{_names(files)}: scoring.scorer is not set; name one as in configs/scorer/sprites.yaml")
-    return scoring
-
-
-def load_scorer(files: Sequence[str | Path]) -> tuple[Scorer, ScoringConfig]:
-    """Returns the scorer, not set up yet, and the settings of `load_scoring` without loading torch and Lightning.
-
-    Raises:
-        ValueError: a file is no YAML, no file has a scoring section, or it names no scorer.
     """
     from jsonargparse import ArgumentParser
 
@@ -63,7 +45,7 @@ def load_scorer(files: Sequence[str | Path]) -> tuple[Scorer, ScoringConfig]:
     scoring: ScoringSection = _build(parser, "scoring", files)
     if scoring.scorer is None:
         raise ValueError(f"{_names(files)}: scoring.scorer is not set; name one as in configs/scorer/sprites.yaml")
-    return scoring.scorer, scoring.config
+    return scoring
 
 
 def _build(parser: Any, section: str, files: Sequence[str | Path]) -> Any:

@@ -9,12 +9,12 @@ from vlmrb.scoring.scorer import ScoreControl, Scorer
 
 
 class ScoringSection:
-    """Takes the settings of `ScoringCallback`, and keeps those that concern the scorer itself.
+    """Takes the settings of `ScoringCallback`, and keeps those that concern the scorer and what it has scored.
 
     Args:
         scorer: who scores clips.
         control: not used.
-        cache: not used.
+        cache: see `ScoringCallback`.
         preflight: not used.
         **settings: see `ScoringConfig`.
 
@@ -31,4 +31,5 @@ class ScoringSection:
         **settings: Any,
     ) -> None:
         self.scorer = scorer
+        self.cache = cache
         self.config = ScoringConfig(**settings)

@@ -12,7 +12,7 @@ from typing import Any
 from vlmrb.scoring.process import THREAD_VARIABLES, pack
 from vlmrb.scoring.scorer import identity
 from vlmrb.scoring.worker import die_with, guard_children
-from vlmrb.settings import load_scorer
+from vlmrb.settings import load_scoring
 
 logger = logging.getLogger("vlmrb.serving.child")  # not __main__
 
@@ -52,7 +52,9 @@ def _serve(
     tls_cert: str | None,
     tls_key: str | None,
 ) -> None:
-    scorer, config = load_scorer(configs)
+    scoring = load_scoring(configs)
+    scorer, config = scoring.scorer, scoring.config
+    assert scorer is not None  # `load_scoring` sees to it
     identity(scorer)
     pack(scorer, None)  # says in one line if it cannot travel to a worker
     if config.threads is not None:
