@@ -24,6 +24,7 @@ from torchrl.envs import EnvBase, StepCounter, TransformedEnv
 from torchrl.envs.utils import check_env_specs
 
 from vlmrb.envs import EnvConfig, grid, make_env, make_renderer
+from vlmrb.envs.batch import SimulatorEnv
 from vlmrb.envs.doorkey import DoorKeySimulator
 from vlmrb.envs.grid import GridLayout
 
@@ -264,3 +265,34 @@ def test_the_renderer_reads_the_observations_off_the_snapshots() -> None:
         env = make_env(config, seed=0)
         play = _play(env, env.reset(), _actions(1), 30)[0]["next"]
         np.testing.assert_array_equal(make_renderer(config).observe(play["snapshot"].numpy()), play["observation"])
+
+
+@pytest.mark.parametrize("env_id", [DOORKEY, LAVA])
+def test_chosen_actions_are_counted_anew_and_do_what_they_did(env_id: str) -> None:
+    chosen = [1, 2, 5]
+    few = make_env(EnvConfig(id=env_id, num_envs=4, actions=chosen), seed=3)
+    all_of_them = make_env(EnvConfig(id=env_id, num_envs=4), seed=3)
+    assert few.action_spec[0].n == 3
+    generator = torch.Generator().manual_seed(0)
+    a, b = few.reset(), all_of_them.reset()
+    for _ in range(60):
+        action = torch.randint(0, 3, (4,), generator=generator)
+        _, a = few.step_and_maybe_reset(a.set("action", action))
+        _, b = all_of_them.step_and_maybe_reset(b.set("action", torch.tensor(chosen)[action]))
+        assert torch.equal(a["observation"], b["observation"])
+    few.close()
+    all_of_them.close()
+
+
+def test_native_actions_are_renumbered_and_an_unknown_one_is_refused() -> None:
+    env = make_env(EnvConfig(id=DOORKEY, num_envs=2, actions=[0, 2, 5]), seed=0)
+    assert isinstance(env, SimulatorEnv)
+    assert env.renumber(np.array([5, 0])).tolist() == [2, 0]
+    with pytest.raises(ValueError, match="leaves out an action"):
+        env.renumber(np.array([5, 4]))
+
+
+@pytest.mark.parametrize(("env_id", "has"), [(DOORKEY, "actions 0 to 6"), ("Pendulum-v1", "continuous actions")])
+def test_actions_that_an_environment_lacks_are_refused(env_id: str, has: str) -> None:
+    with pytest.raises(ValueError, match=has):
+        make_env(EnvConfig(id=env_id, num_envs=2, actions=[0, 7]), seed=0)

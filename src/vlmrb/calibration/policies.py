@@ -63,12 +63,12 @@ class ScriptedPlayer:
     Args:
         env: the environments.
         seed: of turns and random actions.
-        expert: snapshots ``[n, S]`` → actions ``[n, …]``.
+        expert: snapshots ``[n, S]`` → the simulator's own actions ``[n, …]``.
     """
 
     def __init__(self, env: SimulatorEnv, seed: int, expert: Callable[[NDArray], NDArray]) -> None:
         self._random = RandomPlayer(env, seed)
-        self._expert = expert
+        self._plan = lambda snapshots: env.renumber(expert(snapshots))
         self._rng = np.random.default_rng(seed)
         n = env.batch_size.numel()
         self._left = np.zeros(n, np.int64)  # env steps left of the present turn
@@ -82,7 +82,7 @@ class ScriptedPlayer:
         self._left[over] = self._rng.integers(STRETCH[0], STRETCH[1], count, endpoint=True)
         self._left -= 1
         by_expert = self._expert_plays & (self._rng.random(len(over)) >= SLIP)
-        planned = torch.from_numpy(self._expert(data["snapshot"].numpy()))
+        planned = torch.from_numpy(self._plan(data["snapshot"].numpy()))
         action = self._random(data)
         action[torch.from_numpy(by_expert)] = planned[torch.from_numpy(by_expert)].to(action.dtype)
         return action

@@ -6,11 +6,12 @@ TorchRL's manners (specs, keys, partial resets). Families differ in their simula
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Binary, Bounded, Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
@@ -26,13 +27,21 @@ class SimulatorEnv(EnvBase):
 
     Args:
         simulator: the dynamics; already seeded.
+        actions: numbers of the discrete actions that the agent may choose, counted anew from 0; ``None``: all.
+
+    Raises:
+        ValueError: ``actions`` names one that the simulator lacks, or its actions are continuous.
     """
 
-    def __init__(self, simulator: Simulator) -> None:
+    def __init__(self, simulator: Simulator, actions: Sequence[int] | None = None) -> None:
         n = simulator.num_envs
         super().__init__(device=torch.device("cpu"), batch_size=torch.Size([n]))
         self.simulator = simulator
         spaces = simulator.spaces
+        if actions is not None and not (isinstance(spaces.action, int) and max(actions) < spaces.action):
+            has = f"actions 0 to {spaces.action - 1}" if isinstance(spaces.action, int) else "continuous actions"
+            raise ValueError(f"env.actions = {list(actions)} does not fit this environment, which has {has}")
+        self._chosen = None if actions is None else np.array(actions, np.int64)
 
         def array(shape: tuple[int, ...], dtype: DTypeLike) -> TensorSpec:
             return Unbounded((n, *shape), dtype=torch.from_numpy(np.empty(0, dtype)).dtype)
@@ -47,7 +56,7 @@ class SimulatorEnv(EnvBase):
             shape=(n,),
         )
         self.action_spec = (
-            Categorical(spaces.action, shape=(n,), dtype=torch.int64)
+            Categorical(spaces.action if actions is None else len(actions), shape=(n,), dtype=torch.int64)
             if isinstance(spaces.action, int)
             else Bounded(*(torch.from_numpy(bound).expand(n, -1) for bound in spaces.action), dtype=torch.float32)
         )
@@ -58,6 +67,19 @@ class SimulatorEnv(EnvBase):
     def exact_resume(self) -> bool:
         """Whether ``load_state_dict`` continues every episode where it was; otherwise new ones begin."""
         return self.simulator.exact_resume
+
+    def renumber(self, native: NDArray) -> NDArray:
+        """Returns the simulator's own actions ``[n, …]`` as this environment counts them.
+
+        Raises:
+            ValueError: one of them is not among those that the agent may choose.
+        """
+        if self._chosen is None:
+            return native
+        match = native[:, None] == self._chosen
+        if not match.any(axis=1).all():
+            raise ValueError(f"env.actions = {self._chosen.tolist()} leaves out an action that is played here")
+        return match.argmax(axis=1)
 
     def current(self) -> TensorDict:
         """Returns the root tensordict of the instances' present states, all flags false: where a collector goes on."""
@@ -75,7 +97,8 @@ class SimulatorEnv(EnvBase):
         return self.current()
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        step = self.simulator.step(tensordict.get("action").numpy())
+        action = tensordict.get("action").numpy()
+        step = self.simulator.step(action if self._chosen is None else self._chosen[action])
         done = step.terminated | step.truncated
         source = {
             "observation": torch.from_numpy(step.observation),

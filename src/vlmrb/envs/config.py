@@ -31,6 +31,9 @@ class EnvConfig:
             (10·N² for DoorKey). Shorter → faster resets and fewer chances of a lucky success.
         workers: processes that share the instances of Gymnasium-stepped ids; 0 steps all of them in this process.
             Worth it from about a millisecond per step on; array-stepped ids refuse it, they are faster without.
+        actions: the environment's own numbers of the discrete actions that the agent may choose, such as
+            ``[0, 1, 2, 3, 5]`` for DoorKey without dropping the key and doing nothing; ``None`` gives it all. Fewer →
+            random play reaches more, and results are no longer those of the original task.
         success: ``package.module:function``, called as ``function(info, reward, terminated, truncated) -> bool`` after
             every step of plain Gymnasium ids; an episode counts as a success if one of its steps does. ``None`` reads
             ``info["success"]`` or ``info["is_success"]``, else a positive reward at termination counts.
@@ -43,6 +46,7 @@ class EnvConfig:
     frame_size: int = 64
     max_steps: int | None = None
     workers: int = 0
+    actions: list[int] | None = None
     success: str | None = None
 
     def __post_init__(self) -> None:
@@ -60,6 +64,10 @@ class EnvConfig:
             raise ValueError(f"env.max_steps must be at least 1, got {self.max_steps}")
         if not 0 <= self.workers <= self.num_envs:
             raise ValueError(f"env.workers must be between 0 and num_envs = {self.num_envs}, got {self.workers}")
+        if self.actions is not None and (
+            len(self.actions) < 2 or min(self.actions) < 0 or len(set(self.actions)) < len(self.actions)
+        ):
+            raise ValueError(f"env.actions must be two or more different action numbers from 0 on, got {self.actions}")
         if self.success is not None and ":" not in self.success:
             raise ValueError(f"env.success must look like package.module:function, got {self.success!r}")
         find_family(self.id).check(self)

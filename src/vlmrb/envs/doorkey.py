@@ -271,7 +271,7 @@ def make_env(config: EnvConfig, num_envs: int, seed: int) -> SimulatorEnv:
     """Makes a batch of DoorKey levels."""
     from vlmrb.envs.batch import SimulatorEnv
 
-    return SimulatorEnv(DoorKeySimulator(_size(config.id), num_envs, config.max_steps, seed))
+    return SimulatorEnv(DoorKeySimulator(_size(config.id), num_envs, config.max_steps, seed), config.actions)
 
 
 def make_renderer(config: EnvConfig) -> Renderer:

@@ -65,7 +65,7 @@ def make_env(config: EnvConfig, num_envs: int, seed: int) -> SimulatorEnv:
     from vlmrb.envs.batch import SimulatorEnv
 
     make = functools.partial(MiniGridInstance, config)
-    return SimulatorEnv(GymnasiumSimulator(make, num_envs, min(config.workers, num_envs), seed))
+    return SimulatorEnv(GymnasiumSimulator(make, num_envs, min(config.workers, num_envs), seed), config.actions)
 
 
 def make_renderer(config: EnvConfig) -> Renderer:
