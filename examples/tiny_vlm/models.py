@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,18 @@ _CHAT = (
     "{% endfor %}{% endif %}{{ '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% endif %}"
 )
+
+
+class Seen(NamedTuple):
+    """The unique frames of some clips.
+
+    Attributes:
+        snapshots: ``uint8[F, S]``.
+        features: what the language model gets to see of each, ``float32[F, tokens · width]``.
+    """
+
+    snapshots: NDArray[np.uint8]
+    features: torch.Tensor
 
 
 def make(family: str) -> tuple[Any, Any]:
@@ -92,8 +104,8 @@ def frame_features(model: Any, inputs: Any) -> torch.Tensor:
     return _see(model, pixels).pooler_output.reshape(pixels.shape[0] * pixels.shape[1], -1)
 
 
-def answer_logits(model: Any, inputs: Any, snapshots: NDArray[np.uint8]) -> torch.Tensor:
-    """Returns the logits of the next token after the prompts, ``float32[B, vocabulary]``.
+def answer_logits(model: Any, inputs: Any, snapshots: NDArray[np.uint8]) -> tuple[torch.Tensor, Seen]:
+    """Returns the logits of the next token after the prompts, ``float32[B, vocabulary]``, and what was seen for them.
 
     Two frames in three of a grid world equal an earlier one, so each is looked at once and its features are used again:
     the same as the plain call at a fraction of the cost.
@@ -110,7 +122,8 @@ def answer_logits(model: Any, inputs: Any, snapshots: NDArray[np.uint8]) -> torc
     seen.pooler_output = features.reshape(len(first), -1, features.shape[-1])[torch.from_numpy(where.reshape(-1))]
     kind = "video" if "pixel_values_videos" in inputs else "image"  # what the model calls them
     text = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-    return model(**text, mm_encoder_outputs={kind: seen}, use_cache=False, logits_to_keep=1).logits[:, -1]
+    logits = model(**text, mm_encoder_outputs={kind: seen}, use_cache=False, logits_to_keep=1).logits[:, -1]
+    return logits, Seen(flat[first], features.reshape(len(first), -1))
 
 
 def _pixels_name(inputs: Any) -> str:

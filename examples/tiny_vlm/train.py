@@ -1,7 +1,8 @@
 """Trains a tiny vision-language model on privileged labels: `python -m examples.tiny_vlm.train perception_lm`.
 
 Next-token loss alone teaches such a model nothing: 128 noisy tokens, one bit of answer. So its eyes are opened first,
-by telling from single frames whether the key is in hand, the door open, the agent on the goal.
+by telling from single frames whether the key is in hand, the door open, the agent on the goal; and they are kept open
+by the same task while it learns to answer, or it forgets how an open door looks and answers by key and goal alone.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ logger = logging.getLogger("tiny_vlm")
 
 HERE = Path(__file__).parent
 BACKWARDS = 1 / 3  # share of the negatives that are positives played backwards
+EYES_OPEN = 0.5  # weight of telling single frames apart while answers are learnt
 OTHERWISE = 1 / 8  # share of the clips that are asked about in other words, to be answered No whatever they show
 _ROUND = 2048  # clips made at a time, each seen once
 _HELD_OUT_SEED, _TRAINING_SEED = 1, 1_000  # clips never share a seed
@@ -39,9 +41,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("family", choices=models.FAMILIES)
     parser.add_argument("--out", type=Path, help="folder of the model (default: beside this file, by family)")
-    parser.add_argument("--start", type=Path, help="a model's folder to go on from, its eyes open already")
+    parser.add_argument("--start", type=Path, help="a model's folder to go on from")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--vision-steps", type=int, default=400, help="batches of 512 frames, none with --start")
+    parser.add_argument("--vision-steps", type=int, default=400, help="batches of 512 frames")
     parser.add_argument("--steps", type=int, default=1500, help="batches of clips")
     parser.add_argument("--batch", type=int, default=16, help="clips")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
@@ -55,9 +57,8 @@ def main() -> None:
     logger.info("%s: %d parameters, %d tokens", options.family, parameters, len(processor.tokenizer))
     before = json.loads((options.start / "recipe.json").read_text())["stages"] if options.start else []
     started = time.monotonic()
-    if not options.start:
-        open_eyes(processor, model, options.vision_steps, options.seed)
-    learn_to_answer(processor, model, options, out)
+    head = open_eyes(processor, model, options.vision_steps, options.seed)
+    learn_to_answer(processor, model, head, options, out)
     save(processor, model, out)
     stage = {
         "command": shlex.join(["python", "-m", "examples.tiny_vlm.train", *sys.argv[1:]]),
@@ -85,8 +86,8 @@ def stream(seed: int, batch: int) -> Iterator[ClipSet]:
             yield clips.select(np.arange(start, start + batch))
 
 
-def open_eyes(processor: Any, model: Any, steps: int, seed: int) -> None:
-    """Teaches the vision tower and the projector to show what single frames hold."""
+def open_eyes(processor: Any, model: Any, steps: int, seed: int) -> nn.Linear:
+    """Teaches the vision tower and the projector to show what single frames hold; returns the head that reads it."""
     rng = np.random.default_rng(seed)
     clips = make_clips(2 * _ROUND, _TRAINING_SEED - 1 + 1_000_000 * (seed + 1))
     frames = clips.snapshots.reshape(-1, clips.snapshots.shape[-1])
@@ -105,14 +106,15 @@ def open_eyes(processor: Any, model: Any, steps: int, seed: int) -> None:
         losses.append(loss.item())
         if (step + 1) % 50 == 0:
             logger.info("frames: step %d, loss %.4f", step + 1, np.mean(losses[-50:]))
+    return head
 
 
-def learn_to_answer(processor: Any, model: Any, options: argparse.Namespace, out: Path) -> None:
+def learn_to_answer(processor: Any, model: Any, head: nn.Linear, options: argparse.Namespace, out: Path) -> None:
     """Teaches the whole model to say Yes or No after the prompt: next-token loss on the last position."""
     yes, no = models.answer_ids(processor)
     rng = np.random.default_rng(options.seed)
     held_out = make_clips(384, _HELD_OUT_SEED + 1, balanced=False)
-    weights = list(model.parameters())
+    weights = [*model.parameters(), *head.parameters()]
     rate, steps = options.learning_rate, options.steps
     optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.01, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.1)
@@ -125,12 +127,14 @@ def learn_to_answer(processor: Any, model: Any, options: argparse.Namespace, out
         ]
         target = torch.where(torch.from_numpy(clips.labels & ~otherwise), yes, no)
         inputs = models.encode(processor, _render(clips.snapshots), prompts)
-        logits = models.answer_logits(model, inputs, clips.snapshots)
+        logits, seen = models.answer_logits(model, inputs, clips.snapshots)
         loss = nn.functional.cross_entropy(logits, target)
-        _descend(loss, weights, optimizer, schedule)
+        shown = torch.from_numpy(flags(seen.snapshots)).float()
+        eyes = nn.functional.binary_cross_entropy_with_logits(head(seen.features), shown)
+        _descend(loss + EYES_OPEN * eyes, weights, optimizer, schedule)
         losses.append(loss.item())
         if (step + 1) % 50 == 0:
-            logger.info("clips: step %d, loss %.4f", step + 1, np.mean(losses[-50:]))
+            logger.info("clips: step %d, loss %.4f, frames %.4f", step + 1, np.mean(losses[-50:]), eyes.item())
         if (step + 1) % 250 == 0:
             logger.info("clips: step %d, held-out AUC %.4f", step + 1, _auc(processor, model, held_out))
             save(processor, model, out)
@@ -154,7 +158,7 @@ def _auc(processor: Any, model: Any, clips: ClipSet) -> float:
     margins = []
     for start in range(0, len(clips), 32):
         snapshots = clips.snapshots[start : start + 32]
-        logits = models.answer_logits(model, models.encode(processor, _render(snapshots)), snapshots)
+        logits, _ = models.answer_logits(model, models.encode(processor, _render(snapshots)), snapshots)
         margins.append((logits[:, yes] - logits[:, no]).numpy())
     return auc(clips.labels, np.concatenate(margins))
 

@@ -31,6 +31,9 @@ from vlmrb.envs import EnvConfig, make_env, make_renderer, register, registry
         ({"id": "CartPole-v1", "workers": -1}, "env.workers must be between 0 and num_envs"),
         ({"id": "CartPole-v1", "workers": 33}, "env.workers must be between 0 and num_envs = 32, got 33"),
         ({"workers": 2}, "env.workers = 2: DoorKey is stepped as one batch"),
+        ({"actions": [2]}, "env.actions must be two or more different action numbers from 0 on, got"),
+        ({"actions": [1, 1]}, "env.actions must be two or more"),
+        ({"actions": [-1, 2]}, "env.actions must be two or more"),
         ({"success": "reached"}, "env.success must look like package.module:function"),
     ],
 )
