@@ -22,14 +22,15 @@ import torch
 import torch.nn.functional as F
 
 from vlmrb.algorithms import DQN, TrainingConfig
-from vlmrb.envs.doorkey import NUM_ACTIONS, DoorKeySimulator
+from vlmrb.envs.doorkey import DoorKeySimulator
+from vlmrb.envs.grid_simulator import NUM_ACTIONS
 from vlmrb.networks.grid import make_q_network
 from vlmrb.replay.config import ReplayConfig
 
 from app import CAPACITY, LEARNING_STARTS, NUM_ENVS, fit, prepare
 from common import add_json_option, paired, report
 
-BATCH, N_STEPS = 128, 3
+BATCH, N_STEPS, TARGET_UPDATE_INTERVAL = 128, 3, 200  # as DQN's defaults, and so is the exploration below
 
 
 class RingBuffer:
@@ -83,7 +84,7 @@ def bare_loop(size: int, env_steps: int, training: TrainingConfig, seed: int) ->
     observation, _ = env.look()
     due, updates, start = 0.0, 0, 0.0
     for step in range(0, env_steps, NUM_ENVS):
-        epsilon = 1.0 - 0.9 * min(1.0, step / (training.epsilon_fraction * training.total_env_steps))
+        epsilon = 1.0 - 0.9 * min(1.0, step / (0.5 * training.total_env_steps))
         with torch.no_grad():
             greedy = network(torch.from_numpy(observation)).argmax(-1).numpy()
         action = np.where(rng.random(NUM_ENVS) < epsilon, rng.integers(0, NUM_ACTIONS, NUM_ENVS), greedy)
@@ -110,7 +111,7 @@ def bare_loop(size: int, env_steps: int, training: TrainingConfig, seed: int) ->
             loss.backward()
             optimizer.step()
             updates += 1
-            if updates % training.target_update_interval == 0:
+            if updates % TARGET_UPDATE_INTERVAL == 0:
                 target.load_state_dict(network.state_dict())
     return (env_steps - LEARNING_STARTS) / (time.perf_counter() - start)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from vlmrb.cli import _lists, main
+import vlmrb.fit
+from vlmrb.cli import VERBS, _lists, main
 from vlmrb.doctor import Check
 from vlmrb.locks import lock_folder
 
@@ -21,6 +25,8 @@ BASE = ["fit", "-c", str(ROOT / "configs/minigrid/doorkey_6x6_dqn.yaml"), "-c", 
         (["--replay.bogus", "1"], "replay.bogus"),
         (["--training.gamma", "high"], "training.gamma"),
         (["--training.gamma", "1.5"], "training.gamma"),
+        (["--training.epsilon_end", "0.1"], "training.epsilon_end is now model.init_args.epsilon_end"),
+        (["--model.epsilon_end", "1.5"], "model.epsilon_end=1.5"),
         (["--replay.lam_max", "1.5"], "replay.lam_max=1.5 must lie in [0, 1]"),
         (["--replay.clip_length", "1"], "replay.clip_length=1"),
         (["--replay.capacity", "10"], "replay.capacity=10 is smaller than replay.batch_size=128"),
@@ -127,6 +133,31 @@ def test_checkpoint_that_cannot_be_resumed_is_named(
     error = capsys.readouterr().err.strip()
     assert "some.ckpt" in error
     assert "\n" not in error
+
+
+def test_a_full_disk_is_told_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fill(args: list[str]) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setitem(VERBS, "fit", fill)
+    assert main(["fit"]) == 1
+    assert capsys.readouterr().err.strip() == (
+        "vlmrb fit: error: [Errno 28] No space left on device; make room, then repeat the command (vlmrb fit: with "
+        "--resume true)"
+    )
+
+
+def test_fit_says_at_once_what_it_is_about_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(vlmrb.fit, "fit", lambda args: 0)
+    with caplog.at_level(logging.INFO):
+        main(["fit", "--help"])
+        assert caplog.text == ""
+        main(["fit", "-c", "one.yaml", "--config", "two.yaml", "--config=three.yaml"])
+    assert "then starting one.yaml + two.yaml + three.yaml" in caplog.text
 
 
 def test_unknown_verb_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from vlmrb.callbacks.scoring import ScoringCallback
 from vlmrb.scoring.section import ScoringSection
 from vlmrb.scoring.sprites import SpritesScorer
-from vlmrb.settings import load_scoring, read_yaml
+from vlmrb.settings import load_scoring, read_yaml, refuse_moved
 
 SCORERS = Path(__file__).parent.parent / "configs" / "scorer"
 
@@ -48,3 +48,11 @@ def test_a_prompts_words_without_quotes_are_refused_with_the_way_to_write_them(t
         read_yaml(config)
     config.write_text('scoring: {scorer: {init_args: {prompt: {text: Done yes or no, "yes": "yes", "no": "no"}}}}')
     assert read_yaml(config)["scoring"]["scorer"]["init_args"]["prompt"]["no"] == "no"
+
+
+def test_a_setting_that_has_moved_is_refused_with_its_new_name() -> None:
+    refuse_moved({"training.gamma", "replay.capacity"}, "old.yaml")
+    with pytest.raises(
+        ValueError, match=r"^old.yaml is of .*: training.epsilon_end is now model.init_args.epsilon_end$"
+    ):
+        refuse_moved({"training.gamma", "training.epsilon_end"}, "old.yaml")

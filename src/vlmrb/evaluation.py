@@ -52,7 +52,7 @@ def evaluate(
     *,
     episodes: int,
     seed: int,
-    epsilon: float = 0.05,
+    epsilon: float | None = None,
     video: bool = False,
     frame_size: int | None = None,
 ) -> EvaluationResult:
@@ -62,12 +62,11 @@ def evaluate(
     evaluation leaves the training run's random states alone.
 
     Args:
-        module: acts through ``module.act``.
+        module: acts through ``module.play``.
         env: which environment.
         episodes: number of episodes, at least 1.
         seed: of levels and exploration.
-        epsilon: exploration rate while evaluating. Greedy play (0) gets stuck in loops on grid worlds and reads too
-            low, hence 0.05 by default.
+        epsilon: share of random actions; ``None`` is the algorithm's ``evaluation_epsilon``.
         video: also render the first episode.
         frame_size: pixels of the video's frames; ``None`` is the environment's default.
 
@@ -76,6 +75,8 @@ def evaluate(
     """
     if episodes < 1:
         raise ValueError(f"evaluation.episodes={episodes} must be at least 1")
+    if epsilon is None:
+        epsilon = module.evaluation_epsilon
     # One instance per episode: with fewer, quick failures would be played more often than slow ones.
     batch = make_env(env, num_envs=episodes, seed=seed)
     generator = torch.Generator().manual_seed(seed)
@@ -87,7 +88,7 @@ def evaluate(
         while playing.any():
             if video and playing[0]:
                 snapshots.append(data["snapshot"][0].clone())
-            data.set("action", module.act(data["observation"], epsilon, generator))
+            data.set("action", module.play(data["observation"], epsilon, generator))
             step, data = batch.step_and_maybe_reset(data)
             after = step["next"]
             returns += after["reward"].reshape(-1) * playing

@@ -13,7 +13,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from vlmrb.algorithms.base import OffPolicyModule, TrainingConfig, require_one_device
+from vlmrb.algorithms.base import OffPolicyModule, require_one_device
+from vlmrb.algorithms.config import TrainingConfig
 from vlmrb.callbacks.checkpoint_files import read_env_steps
 from vlmrb.callbacks.evaluation import EvaluationCallback
 from vlmrb.callbacks.monitoring import MonitoringCallback
@@ -24,7 +25,7 @@ from vlmrb.envs import EnvConfig
 from vlmrb.locks import lock_folder
 from vlmrb.loggers import AppendingCSVLogger
 from vlmrb.replay.config import ReplayConfig
-from vlmrb.settings import read_yaml
+from vlmrb.settings import read_section, refuse_moved
 
 log = logging.getLogger(__name__)
 SECTIONS = ("env", "training", "replay")
@@ -172,16 +173,17 @@ def move_aside(folder: Path) -> Path:
 
 
 def check_config_files(args: Sequence[str]) -> None:
-    """Refuses configuration files that hold no settings, by name.
+    """Refuses configuration files that hold no settings, and settings by names that they no longer have.
 
     Raises:
-        ValueError: a file is empty, no YAML, or something else than a mapping.
+        ValueError: a file is empty, no YAML, or something else than a mapping; or a setting has moved.
     """
+    refuse_moved({arg.partition("=")[0].removeprefix("--") for arg in args}, "the command")
     for option, value in zip(args, [*args[1:], ""], strict=True):
         path = value if option in ("-c", "--config") else option.removeprefix("--config=")
         if path == option or not Path(path).is_file():
             continue  # jsonargparse names files that do not exist
-        read_yaml(path)
+        refuse_moved({f"training.{name}" for name in read_section(path, "training")}, f"configuration {path}")
 
 
 def quieten() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,27 @@ import yaml
 if TYPE_CHECKING:
     from vlmrb.envs.config import EnvConfig
     from vlmrb.scoring.section import ScoringSection
+
+# Settings that stand elsewhere since a later version: `old name → new name`.
+MOVED = {
+    f"training.{name}": f"model.init_args.{name}"
+    for name in ("target_update_interval", "epsilon_start", "epsilon_end", "epsilon_fraction")
+}
+
+
+def refuse_moved(names: Collection[str], where: str) -> None:
+    """Refuses settings by names that they no longer have.
+
+    Args:
+        names: of the settings that are used.
+        where: what uses them, for the message.
+
+    Raises:
+        ValueError: saying where they went.
+    """
+    moved = [f"{name} is now {MOVED[name]}" for name in sorted(names) if name in MOVED]
+    if moved:
+        raise ValueError(f"{where} is of an earlier version: {', '.join(moved)}")
 
 
 def load_env(files: Sequence[str | Path]) -> EnvConfig:

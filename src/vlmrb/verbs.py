@@ -10,7 +10,7 @@ from pathlib import Path
 def evaluate(
     ckpt: str,
     episodes: int = 50,
-    epsilon: float = 0.05,
+    epsilon: float | None = None,
     seed: int = 1_000_003,
     video: bool = False,
     frame_size: int | None = None,
@@ -21,7 +21,7 @@ def evaluate(
     Args:
         ckpt: a checkpoint written by `vlmrb fit`.
         episodes: number of episodes.
-        epsilon: exploration rate while evaluating; greedy play loops on grid worlds and reads too low.
+        epsilon: share of random actions; the algorithm's if not given (0.05 for DQN and IQN, 0 for SAC and TD3).
         seed: of the levels and of exploration; the default is that of the evaluation during training.
         video: also write a GIF of the first episode.
         frame_size: pixels of the GIF's frames; the environment's default if not given.
@@ -32,6 +32,8 @@ def evaluate(
     from vlmrb.media import encode_gif, enlarge
 
     module = OffPolicyModule.from_checkpoint(ckpt)
+    if epsilon is None:
+        epsilon = module.evaluation_epsilon
     result = play(module, module.env, episodes=episodes, seed=seed, epsilon=epsilon, video=video, frame_size=frame_size)
     folder = Path(out) if out is not None else Path(ckpt).resolve().parent.parent
     folder.mkdir(parents=True, exist_ok=True)

@@ -75,7 +75,7 @@ def test_target_network_is_copied_at_its_interval_and_stays_in_between(tmp_path:
         pairs = zip(module.q_network.parameters(), module.target_network.parameters(), strict=True)
         equal.append(all(torch.equal(online, target) for online, target in pairs))
 
-    module = DQN(ENV, training(replay_ratio=0.1, target_update_interval=8), UNIFORM)
+    module = DQN(ENV, training(replay_ratio=0.1), UNIFORM, target_update_interval=8)
     fit(tmp_path, module, After(compare))  # 4 gradient steps a block: every second block ends on an update
     assert equal == [False, True] * 5
 
@@ -100,7 +100,7 @@ def test_written_td_errors_are_those_of_the_sampled_rows(tmp_path: Path) -> None
 
 def test_epsilon_falls_linearly_over_its_fraction_of_the_budget(tmp_path: Path) -> None:
     values: list[float] = []
-    module = DQN(ENV, training(epsilon_end=0.2, epsilon_fraction=0.5), UNIFORM)
+    module = DQN(ENV, training(), UNIFORM, epsilon_end=0.2, epsilon_fraction=0.5)
     fit(tmp_path, module, After(lambda m: values.append(m.epsilon)))
     assert values == pytest.approx([0.84, 0.68, 0.52, 0.36, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2])
 

@@ -106,13 +106,13 @@ def train(
             learning_starts=64,
             frames_per_batch=32,
             replay_ratio=0.17,
-            target_update_interval=7,
-            epsilon_end=epsilon,
-            epsilon_fraction=0.1,
         ),
         replay,
         seed=3,
         hidden_sizes=(16,),
+        target_update_interval=7,
+        epsilon_end=epsilon,
+        epsilon_fraction=0.1,
     )
     callback = ReplayCheckpoint(**{"every_n_env_steps": 10**9, **checkpoint})
     scorers = {"milestones": MilestonesScorer(), "sprites": SpritesScorer(), None: None}

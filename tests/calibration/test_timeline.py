@@ -42,7 +42,7 @@ class ExpertAgent(DQN):
         super().__init__(DOORKEY)
         self.configure_model()
 
-    def act(self, observation: Tensor, epsilon: float, generator: torch.Generator | None) -> Tensor:
+    def act(self, observation: Tensor) -> Tensor:
         cells = observation.numpy()
         actions = []
         for cell in cells:
@@ -260,6 +260,9 @@ def test_film_strip_is_spread_over_time(episode: Recording) -> None:
         ("-c {sprites} --video {gif} --stride 0", "--stride 0 must be at least 1"),
         ("-c {sprites} --video {gif} --clip_length 1", "--clip_length 1 is too small"),
         ("-c {sprites} --video {gif} --every 0", "--every 0 is too small"),
+        ("-c {sprites} --video {gif} --epsilon 7", "--epsilon 7.0 must lie in [0, 1]"),
+        ("-c {sprites} --run {folder} --seed -1", "--seed -1 must not be negative"),
+        ("-c {sprites} --video {gif} --out {gif}", "a.gif cannot be written (File exists): choose another folder"),
         ("--video {gif}", "no scorer named"),
     ],
 )

@@ -18,7 +18,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensordict import TensorDict
 
-from vlmrb.algorithms.base import TrainingConfig
+from vlmrb.algorithms.config import TrainingConfig
 from vlmrb.algorithms.dqn import DQN
 from vlmrb.callbacks import monitoring
 from vlmrb.callbacks.monitoring import EpisodeStatistics, MonitoringCallback
@@ -61,10 +61,11 @@ def train(
     seed_everything(3, verbose=False)
     module = DQN(
         EnvConfig(id="MiniGrid-DoorKey-5x5-v0", num_envs=ENVS, max_steps=HORIZON),
-        TrainingConfig(TOTAL, learning_starts=256, frames_per_batch=BLOCK, replay_ratio=1 / 32, epsilon_end=1.0),
+        TrainingConfig(TOTAL, learning_starts=256, frames_per_batch=BLOCK, replay_ratio=1 / 32),
         replay or ReplayConfig(capacity=2048, batch_size=32, clip_length=12, n_steps=3),
         seed=3,
         hidden_sizes=[16],
+        epsilon_end=1.0,
     )
     scoring = [ScoringCallback(ReportingSprites(), cache=None, backend="sync")] if module.needs_scores else []
     trainer = Trainer(
@@ -257,12 +258,10 @@ def test_loss_that_is_no_number_is_shown_and_an_absent_one_is_not(
     logger = SimpleNamespace(log_metrics=lambda metrics, step: rows.append(metrics))
     trainer = SimpleNamespace(loggers=[logger])
     callback = MonitoringCallback()
-    callback._grad_steps = module.grad_steps
     monkeypatch.setattr(module, "env_steps", module.env_steps + 128)
     callback._log(trainer, module)
-    module._losses.append(torch.tensor(float("nan")))
+    module._metrics["loss"] = [torch.tensor(float("nan"))]
     monkeypatch.setattr(module, "env_steps", module.env_steps + 128)
-    monkeypatch.setattr(module, "grad_steps", module.grad_steps + 1)
     callback._log(trainer, module)
     assert "train/loss" not in rows[0]
     assert math.isnan(rows[1]["train/loss"])

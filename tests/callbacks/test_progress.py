@@ -35,9 +35,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def module(**changes: Any) -> SimpleNamespace:
     settings = SimpleNamespace(total_env_steps=10_000)
-    return SimpleNamespace(
-        **({"env_steps": 0, "training_config": settings, "scoring": None, "epsilon": 0.25} | changes)
-    )
+    defaults = {"env_steps": 0, "training_config": settings, "scoring": None, "gauges": lambda: {"epsilon": 0.25}}
+    return SimpleNamespace(**(defaults | changes))
 
 
 def run(bar: ProgressBar, clock: Clock, agent: SimpleNamespace, batches: int, seconds: float) -> None:

@@ -12,22 +12,25 @@ import pickle
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import torch
 from jsonargparse import ArgumentError, ArgumentParser
 from lightning import LightningModule
 from tensordict import TensorDictBase
-from torch import Tensor, nn
+from torch import Tensor
+from torchrl.data import TensorSpec
 
 from vlmrb.algorithms.collector import ReplayCollector
+from vlmrb.algorithms.config import TrainingConfig
+from vlmrb.algorithms.random_states import random_states, restore_random_states
 from vlmrb.envs import EnvConfig, make_env, make_renderer
+from vlmrb.envs.actions import uniform_actions
 from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.replay.config import ReplayConfig, build_buffer
-from vlmrb.replay.schedule import LinearSchedule
+from vlmrb.settings import refuse_moved
 
 if TYPE_CHECKING:
     from vlmrb.scoring.clips import Renderer
@@ -47,61 +50,11 @@ def require_one_device(devices: int) -> None:
         )
 
 
-@dataclass(frozen=True)
-class TrainingConfig:
-    """How long to train, and how much to learn from each env step.
-
-    Attributes:
-        total_env_steps: env steps in all, a multiple of ``frames_per_batch``.
-        learning_starts: env steps before the first gradient step. Higher → a more varied first batch, a later start.
-        frames_per_batch: env steps collected between two rounds of gradient steps, a multiple of ``env.num_envs``.
-            Higher → less overhead per step, an older policy when acting.
-        replay_ratio: gradient steps per env step; fractions carry over. Higher → more learning per env step, slower
-            wall clock, more over-fitting to early experience.
-        gamma: discount factor per env step.
-        target_update_interval: gradient steps between two copies into the target network. Higher → steadier targets,
-            slower propagation.
-        epsilon_start: exploration rate at the start.
-        epsilon_end: exploration rate after the decay.
-        epsilon_fraction: part of ``total_env_steps`` over which ε falls linearly.
-        compile: compile the loss with `torch.compile`; pays off only on long runs (it takes up to a minute).
-    """
-
-    total_env_steps: int = 240_000
-    learning_starts: int = 2_048
-    frames_per_batch: int = 320
-    replay_ratio: float = 0.125
-    gamma: float = 0.95
-    target_update_interval: int = 200
-    epsilon_start: float = 1.0
-    epsilon_end: float = 0.1
-    epsilon_fraction: float = 0.5
-    compile: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuses settings that cannot work, naming them."""
-        for name in ("total_env_steps", "frames_per_batch", "target_update_interval"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"training.{name}={getattr(self, name)} must be at least 1")
-        for name in ("gamma", "epsilon_start", "epsilon_end", "epsilon_fraction"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"training.{name}={getattr(self, name)} must lie in [0, 1]")
-        if self.total_env_steps % self.frames_per_batch:
-            blocks = max(1, round(self.total_env_steps / self.frames_per_batch))
-            raise ValueError(
-                f"training.total_env_steps={self.total_env_steps} must be a multiple of "
-                f"training.frames_per_batch={self.frames_per_batch}; the nearest is {blocks * self.frames_per_batch}"
-            )
-        if self.learning_starts < 0:
-            raise ValueError(f"training.learning_starts={self.learning_starts} must not be negative")
-        if self.replay_ratio <= 0:
-            raise ValueError(f"training.replay_ratio={self.replay_ratio} must be positive")
-
-
 class OffPolicyModule(LightningModule, ABC):
     """Base of all algorithms: owns environments, buffer and the training loop; subclasses own networks and losses.
 
-    A subclass implements `build`, `update`, `configure_optimizers` and `act`; everything else is here, once.
+    A subclass implements `build`, `configure_optimizers`, `update`, `act`, `explore` and `state_value`; everything else
+    is here, once.
 
     Args:
         env: which environment.
@@ -111,12 +64,17 @@ class OffPolicyModule(LightningModule, ABC):
 
     Attributes:
         env_steps: env steps collected so far.
-        grad_steps: gradient steps taken so far.
+        grad_steps: gradient steps taken so far, the one under way included.
+        action_spec: of one instance's action; there once the networks are built.
         buffer: the replay buffer; there from `setup` on.
         scoring: the scoring service, hung here by the scoring callback; ``None`` when nothing is scored.
         resumed_without_replay: the checkpoint came without its replay side-car, so the buffer fills up again first.
     """
 
+    evaluation_epsilon: ClassVar[float] = 0.0
+    """Share of uniformly random actions in evaluations, where nothing else is asked for."""
+
+    action_spec: TensorSpec
     buffer: VLMReplayBuffer
     renderer: Renderer
 
@@ -144,17 +102,10 @@ class OffPolicyModule(LightningModule, ABC):
         self.resumed_without_replay = False
         self._due = 0.0  # gradient steps owed, whole ones are taken and the remainder is carried over
         self._learning_from = self.training_config.learning_starts
-        self._losses: list[Tensor] = []
+        self._metrics: dict[str, list[Tensor]] = {}  # scalars that `update` returned since the last `take_metrics`
         self._update_seconds = 0.0
         self._rng_to_restore: dict[str, Any] | None = None
         self._collector: ReplayCollector | None = None
-        budget = self.training_config.total_env_steps
-        self.epsilon_schedule = LinearSchedule(
-            self.training_config.epsilon_start,
-            self.training_config.epsilon_end,
-            begin=0,
-            duration=int(self.training_config.epsilon_fraction * budget),
-        )
         self.exploration_generator = torch.Generator().manual_seed(seed + 2)
 
     # What a subclass supplies
@@ -165,7 +116,7 @@ class OffPolicyModule(LightningModule, ABC):
 
     @abstractmethod
     def update(self, batch: TensorDictBase) -> tuple[Mapping[str, Tensor], Tensor]:
-        """Takes one gradient step.
+        """Takes one gradient step, target networks included; ``grad_steps`` already counts it.
 
         Args:
             batch: ``[B]`` rows on the module's device.
@@ -175,17 +126,56 @@ class OffPolicyModule(LightningModule, ABC):
         """
 
     @abstractmethod
-    def act(self, observation: Tensor, epsilon: float, generator: torch.Generator | None) -> Tensor:
-        """Chooses actions.
+    def act(self, observation: Tensor) -> Tensor:
+        """Chooses the actions that the policy deems best; nothing is left to chance.
 
         Args:
             observation: ``[n, …]`` on any device.
-            epsilon: exploration rate in [0, 1].
-            generator: where exploration draws from; a CPU generator.
 
         Returns:
             Actions ``[n, …]`` on the CPU.
         """
+
+    @abstractmethod
+    def explore(self, observation: Tensor, generator: torch.Generator) -> Tensor:
+        """Chooses actions as training does; arguments and result as for `play`."""
+
+    @abstractmethod
+    def state_value(self, observation: Tensor) -> Tensor:
+        """Returns what the critic expects of ``[n, …]`` states if the agent acts its best: ``float32[n]``."""
+
+    def gauges(self) -> dict[str, float]:
+        """Returns numbers about the agent at present, logged as ``train/NAME``."""
+        return {}
+
+    def generators(self) -> dict[str, torch.Generator]:
+        """Returns the random generators of this run by name; checkpoints keep their states."""
+        return {"exploration": self.exploration_generator}
+
+    # Acting
+
+    @torch.no_grad()
+    def play(self, observation: Tensor, epsilon: float, generator: torch.Generator) -> Tensor:
+        """Acts, but for a share of uniformly random actions: how evaluations and corpora are played.
+
+        Args:
+            observation: ``[n, …]`` on any device.
+            epsilon: probability of a random action, for each instance by itself, in [0, 1].
+            generator: where chance draws from; a CPU generator.
+
+        Returns:
+            Actions ``[n, …]`` on the CPU.
+        """
+        action = self.act(observation)
+        if epsilon <= 0.0:
+            return action
+        random = self.random_actions(len(action), generator)
+        chance = torch.rand(len(action), generator=generator) < epsilon
+        return torch.where(chance.reshape(-1, *[1] * (action.ndim - 1)), random, action)
+
+    def random_actions(self, count: int, generator: torch.Generator) -> Tensor:
+        """Draws ``count`` actions uniformly, ``[n, …]`` on the CPU."""
+        return uniform_actions(self.action_spec, count, generator)
 
     # Set-up
 
@@ -199,7 +189,8 @@ class OffPolicyModule(LightningModule, ABC):
         if hasattr(self, "_built"):
             return
         probe = make_env(self.env, num_envs=1, seed=0)
-        self.build(probe.observation_spec["observation"][0], probe.action_spec[0])
+        self.action_spec = probe.action_spec[0]
+        self.build(probe.observation_spec["observation"][0], self.action_spec)
         self._built = True
         probe.close()
 
@@ -221,7 +212,7 @@ class OffPolicyModule(LightningModule, ABC):
         """Returns the collector: sized, so that Lightning reads nothing ahead, and stateful, so that it is saved."""
         self._collector = ReplayCollector(
             make_env(self.env, seed=self.seed),
-            self._explore,
+            self._choose_actions,
             frames_per_batch=self.training_config.frames_per_batch,
             total_frames=self.training_config.total_env_steps,
             policy_device=self.device,
@@ -234,13 +225,8 @@ class OffPolicyModule(LightningModule, ABC):
 
     # The loop
 
-    @property
-    def epsilon(self) -> float:
-        """The exploration rate now."""
-        return self.epsilon_schedule(self.env_steps)
-
-    def _explore(self, data: TensorDictBase) -> TensorDictBase:
-        return data.set("action", self.act(data["observation"], self.epsilon, self.exploration_generator))
+    def _choose_actions(self, data: TensorDictBase) -> TensorDictBase:
+        return data.set("action", self.explore(data["observation"], self.exploration_generator))
 
     def training_step(self, batch: TensorDictBase, batch_idx: int) -> None:
         """Stores what was collected, then learns: rows first, then scores, then samples."""
@@ -252,13 +238,12 @@ class OffPolicyModule(LightningModule, ABC):
         start = time.perf_counter()
         for _ in range(self._gradient_steps_due(batch.numel())):
             rows = self.buffer.sample()
-            metrics, abs_td_error = self.update(rows.to(self.device) if self.device.type != "cpu" else rows)
             self.grad_steps += 1
+            metrics, abs_td_error = self.update(rows.to(self.device) if self.device.type != "cpu" else rows)
             if self.replay.td is not None:
                 self.buffer.update_td_error(rows, abs_td_error)
-            self._losses.append(metrics["loss"])
-            if self.grad_steps % self.training_config.target_update_interval == 0:
-                self.update_targets()
+            for name, value in metrics.items():
+                self._metrics.setdefault(name, []).append(value)
         self._update_seconds += time.perf_counter() - start
 
     def _gradient_steps_due(self, new_env_steps: int) -> int:
@@ -270,25 +255,25 @@ class OffPolicyModule(LightningModule, ABC):
         self._due -= whole
         return whole
 
-    def update_targets(self) -> None:
-        """Copies the networks into their target networks."""
-        for network, target in self.target_pairs():
-            target.load_state_dict(network.state_dict())
-
-    def target_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
-        """Returns (network, target network) pairs; empty where an algorithm has none."""
-        return []
-
-    def take_losses(self) -> float:
-        """Returns the mean loss since the last call (NaN if there was no gradient step)."""
-        losses, self._losses = self._losses, []
-        return float(torch.stack([loss.to(self.device) for loss in losses]).mean()) if losses else float("nan")
+    def take_metrics(self) -> dict[str, float]:
+        """Returns the mean of each scalar of `update` since the last call; empty if there was no gradient step."""
+        metrics, self._metrics = self._metrics, {}
+        return {
+            name: float(torch.stack([value.to(self.device) for value in values]).mean())
+            for name, values in metrics.items()
+        }
 
     # Persistence
 
     def init_args(self) -> dict[str, Any]:
-        """Returns the constructor's arguments as plain containers, from which `load` builds the module again."""
-        names = [name for name in inspect.signature(type(self).__init__).parameters if name != "self"]
+        """Returns the constructor's arguments as plain containers, those handed on to its base class included."""
+        names: dict[str, None] = {}
+        for class_ in type(self).__mro__:
+            parameters = inspect.signature(class_.__init__).parameters  # type: ignore[misc]
+            names |= dict.fromkeys(name for name, found in parameters.items() if found.kind is not found.VAR_KEYWORD)
+            if not any(found.kind is found.VAR_KEYWORD for found in parameters.values()):
+                break
+        del names["self"]
         values = {name: self.training_config if name == "training" else getattr(self, name) for name in names}
         return {
             name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
@@ -308,6 +293,7 @@ class OffPolicyModule(LightningModule, ABC):
         try:
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)
             state = checkpoint["vlmrb"]
+            refuse_moved({f"training.{name}" for name in state["init_args"]["training"]}, str(path))
             module_name, _, class_name = state["class_path"].rpartition(".")
             module_class = getattr(importlib.import_module(module_name), class_name)
             parser = ArgumentParser(exit_on_error=False)
@@ -322,7 +308,6 @@ class OffPolicyModule(LightningModule, ABC):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds counters, random states and the constructor's arguments; plain types only (weights_only-safe)."""
-        algorithm, keys, position, has_gauss, cached = np.random.get_state()
         checkpoint["vlmrb"] = {
             "class_path": f"{type(self).__module__}.{type(self).__qualname__}",
             "init_args": self.init_args(),
@@ -330,13 +315,8 @@ class OffPolicyModule(LightningModule, ABC):
             "grad_steps": self.grad_steps,
             "due": self._due,
             "learning_from": self._learning_from,
-            "losses": torch.stack(self._losses).cpu() if self._losses else torch.zeros(0),
-            "rng": {
-                "torch": torch.get_rng_state(),
-                "exploration": self.exploration_generator.get_state(),
-                "numpy": [algorithm, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, cached],
-                "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-            },
+            "metrics": {name: torch.stack(values).cpu() for name, values in self._metrics.items()},
+            "rng": random_states(self.generators()),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -345,6 +325,8 @@ class OffPolicyModule(LightningModule, ABC):
         Raises:
             ValueError: these settings build other networks than the checkpoint holds.
         """
+        state = checkpoint["vlmrb"]
+        refuse_moved({f"training.{name}" for name in state["init_args"]["training"]}, "the checkpoint")
         own = {name: value.shape for name, value in self.state_dict().items()}
         saved = {name: value.shape for name, value in checkpoint["state_dict"].items()}
         if own != saved:
@@ -353,12 +335,11 @@ class OffPolicyModule(LightningModule, ABC):
                 f"the checkpoint holds other networks than these settings build ({differing[0]} differs): resume with "
                 "the env.id and the model settings that it was saved with"
             )
-        state = checkpoint["vlmrb"]
         self.env_steps = state["env_steps"]
         self.grad_steps = state["grad_steps"]
         self._due = state["due"]
         self._learning_from = state["learning_from"]
-        self._losses = list(state["losses"].unbind())
+        self._metrics = {name: list(values.unbind()) for name, values in state["metrics"].items()}
         self._rng_to_restore = state["rng"]
 
     def on_train_start(self) -> None:
@@ -370,10 +351,5 @@ class OffPolicyModule(LightningModule, ABC):
             self._due = 0.0
             self._learning_from = self.env_steps + max(self.training_config.learning_starts, self.replay.batch_size)
         if self._rng_to_restore is not None:
-            rng, self._rng_to_restore = self._rng_to_restore, None
-            torch.set_rng_state(rng["torch"])
-            self.exploration_generator.set_state(rng["exploration"])
-            algorithm, keys, position, has_gauss, cached = rng["numpy"]
-            np.random.set_state((algorithm, keys.numpy().astype(np.uint32), position, has_gauss, cached))
-            if rng["cuda"] and torch.cuda.is_available():
-                torch.cuda.set_rng_state_all(rng["cuda"])
+            restore_random_states(self._rng_to_restore, self.generators())
+            self._rng_to_restore = None

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from vlmrb.envs.actions import uniform_actions
 from vlmrb.envs.registry import find_family
 
 if TYPE_CHECKING:
+    from vlmrb.algorithms.base import OffPolicyModule
     from vlmrb.envs.batch import SimulatorEnv
     from vlmrb.envs.config import EnvConfig
 
@@ -45,16 +47,12 @@ class RandomPlayer:
     """
 
     def __init__(self, env: SimulatorEnv, seed: int) -> None:
-        self._spec = env.action_spec
+        self._spec = env.action_spec[0]
         self._generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, data: TensorDictBase) -> Tensor:
         """Returns ``int64[n]`` or ``float32[n, A]``."""
-        spec, generator = self._spec, self._generator
-        if hasattr(spec, "n"):
-            return torch.randint(int(spec.n), spec.shape, generator=generator)
-        low, high = spec.space.low, spec.space.high
-        return low + (high - low) * torch.rand(spec.shape, generator=generator)
+        return uniform_actions(self._spec, len(data), self._generator)
 
 
 class ScriptedPlayer:
@@ -93,18 +91,18 @@ class AgentPlayer:
 
     Args:
         module: an `OffPolicyModule`.
-        epsilon: exploration rate in [0, 1].
-        seed: of exploration.
+        epsilon: share of random actions, in [0, 1].
+        seed: of these.
     """
 
-    def __init__(self, module: object, epsilon: float, seed: int) -> None:
-        self._act = module.act  # type: ignore[attr-defined]
+    def __init__(self, module: OffPolicyModule, epsilon: float, seed: int) -> None:
+        self._play = module.play
         self._epsilon = epsilon
         self._generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, data: TensorDictBase) -> Tensor:
         """Returns actions ``[n, …]``."""
-        return self._act(data["observation"], self._epsilon, self._generator)
+        return self._play(data["observation"], self._epsilon, self._generator)
 
 
 def make_player(policy: PolicyName, config: EnvConfig, ckpt: str | None = None, epsilon: float = 0.05) -> MakePlayer:
@@ -114,11 +112,13 @@ def make_player(policy: PolicyName, config: EnvConfig, ckpt: str | None = None, 
         policy: who plays.
         config: the environment.
         ckpt: a checkpoint of `vlmrb fit` (``checkpoint`` only).
-        epsilon: exploration rate of the agent.
+        epsilon: share of random actions in the agent's play.
 
     Raises:
-        ValueError: the environment has no scripted player, or the checkpoint is missing or of another environment.
+        ValueError: the environment has no scripted player, the checkpoint is missing or of another environment, or the
+            exploration rate is none.
     """
+    require_epsilon(epsilon)
     if policy != "checkpoint" and ckpt is not None:
         raise ValueError(f"--ckpt {ckpt} goes with --policy checkpoint, not with {policy}")
     if policy == "random":
@@ -133,11 +133,19 @@ def make_player(policy: PolicyName, config: EnvConfig, ckpt: str | None = None, 
         return lambda env, seed: ScriptedPlayer(env, seed, make_expert(config))
     if ckpt is None:
         raise ValueError("--policy checkpoint needs --ckpt, such as runs/…/checkpoints/last.ckpt")
-    if not 0 <= epsilon <= 1:
-        raise ValueError(f"--epsilon {epsilon} must lie in [0, 1]")
     from vlmrb.algorithms.base import OffPolicyModule
 
     module = OffPolicyModule.from_checkpoint(ckpt)
     if module.env.id != config.id:
         raise ValueError(f"--ckpt {ckpt} was trained on {module.env.id}, and the configuration names {config.id}")
     return lambda env, seed: AgentPlayer(module, epsilon, seed)
+
+
+def require_epsilon(epsilon: float) -> None:
+    """Refuses an exploration rate outside [0, 1].
+
+    Raises:
+        ValueError: naming it.
+    """
+    if not 0 <= epsilon <= 1:
+        raise ValueError(f"--epsilon {epsilon} must lie in [0, 1]")

@@ -77,7 +77,7 @@ def record_episode(module: OffPolicyModule, seed: int, epsilon: float) -> Record
     Args:
         module: the agent, with its environment.
         seed: of level and exploration.
-        epsilon: exploration rate in [0, 1].
+        epsilon: share of random actions, in [0, 1].
     """
     from vlmrb.envs import make_env, make_renderer
 
@@ -88,7 +88,7 @@ def record_episode(module: OffPolicyModule, seed: int, epsilon: float) -> Record
         data = env.reset()
         while True:
             snapshots.append(data["snapshot"][0].numpy().copy())
-            data.set("action", module.act(data["observation"], epsilon, generator))
+            data.set("action", module.play(data["observation"], epsilon, generator))
             step, data = env.step_and_maybe_reset(data)
             after = step["next"]
             succeeded.append(bool(after["success"][0]))
@@ -133,25 +133,19 @@ def delta_q(
 ) -> NDArray[np.float32]:
     """Returns how much better off a critic believes the agent to be ``steps`` steps on: ΔQ(t; L) = Q(s_t+L) − Q(s_t).
 
-    Q(s) is the value of the best action, max_a Q(s, a).
+    Q(s) is the value of acting at one's best: max_a Q(s, a), or Q(s, π(s)) of SAC and TD3.
 
     Args:
-        module: an agent with a ``q_network``.
+        module: an agent.
         recording: an episode of the same environment.
         starts: ``int64[K]``, the t.
         steps: L.
 
     Returns:
         ``float32[K]``, NaN where s_t+L lies beyond the episode or is a terminal state, whose value nobody learns.
-
-    Raises:
-        ValueError: the agent has no ``q_network``.
     """
-    network = getattr(module, "q_network", None)
-    if network is None:
-        raise ValueError(f"--ckpt: {type(module).__name__} has no q_network to take ΔQ from")
     observations = torch.from_numpy(np.ascontiguousarray(recording.renderer.observe(recording.snapshots)))
-    values = torch.cat([network(part).max(dim=-1).values for part in observations.split(256)]).numpy()
+    values = torch.cat([module.state_value(part) for part in observations.split(256)]).numpy()
     if recording.terminated:
         values[-1] = np.nan
     ahead = starts + steps

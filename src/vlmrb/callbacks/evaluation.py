@@ -33,7 +33,8 @@ class EvaluationCallback(Callback):
     Args:
         every_n_env_steps: env steps between evaluations. Lower → finer curves, less training per second.
         episodes: episodes per evaluation. Higher → less noise (50 episodes: ±0.07 standard error at success 0.5).
-        epsilon: exploration rate while evaluating; greedy play loops on grid worlds and reads too low.
+        epsilon: share of random actions while evaluating; null is the algorithm's: 0.05 for DQN and IQN, whose greedy
+            play loops on grid worlds and reads too low, 0 for SAC and TD3.
         seed: of the evaluation's levels, the same at every evaluation and apart from training.
         video_every_n_env_steps: env steps between two GIFs of an evaluation episode, beside one of the final policy;
             ``None`` writes none. Lower → more to look at, and up to a second each.
@@ -43,7 +44,7 @@ class EvaluationCallback(Callback):
         self,
         every_n_env_steps: int = 10_000,
         episodes: int = 50,
-        epsilon: float = 0.05,
+        epsilon: float | None = None,
         seed: int = 1_000_003,
         video_every_n_env_steps: int | None = 100_000,
     ) -> None:
@@ -55,7 +56,7 @@ class EvaluationCallback(Callback):
             )
         if episodes < 1:
             raise ValueError(f"evaluation.episodes={episodes} must be at least 1")
-        if not 0.0 <= epsilon <= 1.0:
+        if epsilon is not None and not 0.0 <= epsilon <= 1.0:
             raise ValueError(f"evaluation.epsilon={epsilon} must lie in [0, 1]")
         self.every_n_env_steps = every_n_env_steps
         self.episodes = episodes
@@ -172,7 +173,11 @@ class EvaluationCallback(Callback):
             "seed": pl_module.seed,
             "env": pl_module.env.id,
             "algorithm": type(pl_module).__name__,
-            "evaluation": {"episodes": self.episodes, "epsilon": self.epsilon, "seed": self.seed},
+            "evaluation": {
+                "episodes": self.episodes,
+                "epsilon": pl_module.evaluation_epsilon if self.epsilon is None else self.epsilon,
+                "seed": self.seed,
+            },
             "scoring": {key: value for key, value in scoring.items() if math.isfinite(value)},
             "versions": {
                 "python": platform.python_version(),

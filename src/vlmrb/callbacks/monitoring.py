@@ -112,8 +112,7 @@ class MonitoringCallback(Callback):
         self.episodes = EpisodeStatistics()
         self._logged_at = 0  # env steps
         self._drawn_at = 0  # env steps
-        self._grad_steps = 0  # when metrics were last written; so are the next three
-        self._scored = 0
+        self._scored = 0  # when metrics were last written; so are the next two
         self._positives = 0
         self._histogram: NDArray[np.int64] | None = None
         self._wall_s = 0.0  # spent training before the last interruption
@@ -127,7 +126,6 @@ class MonitoringCallback(Callback):
             "episodes": self.episodes.state_dict(),
             "logged_at": self._logged_at,
             "drawn_at": self._drawn_at,
-            "grad_steps": self._grad_steps,
             "scored": self._scored,
             "positives": self._positives,
             "histogram": None if self._histogram is None else self._histogram.tolist(),
@@ -139,7 +137,6 @@ class MonitoringCallback(Callback):
         self.episodes.load_state_dict(state_dict["episodes"])
         self._logged_at = state_dict["logged_at"]
         self._drawn_at = state_dict["drawn_at"]
-        self._grad_steps = state_dict["grad_steps"]
         self._scored = state_dict["scored"]
         self._positives = state_dict["positives"]
         histogram = state_dict["histogram"]
@@ -184,7 +181,8 @@ class MonitoringCallback(Callback):
     def _log(self, trainer: Trainer, module: OffPolicyModule) -> None:
         metrics = self._train_metrics(module) | self._replay_metrics(module) | self._scoring_metrics(trainer, module)
         # NaN stands for "none yet" (no episode, no answer); only a loss can be NaN in earnest, and that must be seen.
-        metrics = {name: value for name, value in metrics.items() if name == "train/loss" or not math.isnan(value)}
+        metrics = {name: value for name, value in metrics.items() if not math.isnan(value)}
+        metrics |= {f"train/{name}": value for name, value in module.take_metrics().items()}
         metrics |= self._time_metrics(module)
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=module.env_steps)
@@ -197,12 +195,8 @@ class MonitoringCallback(Callback):
 
     def _train_metrics(self, module: OffPolicyModule) -> dict[str, float]:
         metrics = {f"train/{name}": value for name, value in self.episodes.take().items()}
-        metrics |= {"train/epsilon": module.epsilon, "train/grad_steps": module.grad_steps}
-        loss = module.take_losses()
-        if module.grad_steps > self._grad_steps:
-            metrics["train/loss"] = loss
-        self._grad_steps = module.grad_steps
-        return metrics
+        metrics |= {f"train/{name}": value for name, value in module.gauges().items()}
+        return metrics | {"train/grad_steps": module.grad_steps}
 
     def _replay_metrics(self, module: OffPolicyModule) -> dict[str, float]:
         stats = module.buffer.stats()

@@ -103,4 +103,5 @@ class ProgressBar(TQDMProgressBar):
         parts.append(f"{self._pace.env_steps_per_s:,.0f} steps/s")
         if module.scoring is not None:
             parts.append(f"scored {module.scoring.stats()['share_scored']:.0%}")
-        return [*parts, f"ε {module.epsilon:.2f}"]
+        epsilon = module.gauges().get("epsilon")
+        return parts if epsilon is None else [*parts, f"ε {epsilon:.2f}"]

@@ -1,0 +1,46 @@
+"""Budgets and schedules that all algorithms share; what belongs to one of them is an argument of its class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How long to train, and how much to learn from each env step.
+
+    Attributes:
+        total_env_steps: env steps in all, a multiple of ``frames_per_batch``.
+        learning_starts: env steps before the first gradient step. Higher → a more varied first batch, a later start.
+        frames_per_batch: env steps collected between two rounds of gradient steps, a multiple of ``env.num_envs``.
+            Higher → less overhead per step, an older policy when acting.
+        replay_ratio: gradient steps per env step; fractions carry over. Higher → more learning per env step, slower
+            wall clock, more over-fitting to early experience.
+        gamma: discount factor per env step.
+        compile: compile the loss with `torch.compile`; pays off only on long runs (it takes up to a minute).
+    """
+
+    total_env_steps: int = 240_000
+    learning_starts: int = 2_048
+    frames_per_batch: int = 320
+    replay_ratio: float = 0.125
+    gamma: float = 0.95
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuses settings that cannot work, naming them."""
+        for name in ("total_env_steps", "frames_per_batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"training.{name}={getattr(self, name)} must be at least 1")
+        if not 0.0 <= self.gamma <= 1.0:
+            raise ValueError(f"training.gamma={self.gamma} must lie in [0, 1]")
+        if self.total_env_steps % self.frames_per_batch:
+            blocks = max(1, round(self.total_env_steps / self.frames_per_batch))
+            raise ValueError(
+                f"training.total_env_steps={self.total_env_steps} must be a multiple of "
+                f"training.frames_per_batch={self.frames_per_batch}; the nearest is {blocks * self.frames_per_batch}"
+            )
+        if self.learning_starts < 0:
+            raise ValueError(f"training.learning_starts={self.learning_starts} must not be negative")
+        if self.replay_ratio <= 0:
+            raise ValueError(f"training.replay_ratio={self.replay_ratio} must be positive")
