@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import signal
@@ -265,10 +266,41 @@ def test_a_folder_that_another_process_writes_is_refused_and_left_alone(tmp_path
     assert len(doorkey_corpus(tmp_path / "corpus", clips=16).clips) == 16
 
 
+def test_a_full_disk_is_told_with_the_file_and_leaves_a_corpus_that_can_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, room = Path.write_bytes, [2]  # the manifest, and the first shard
+
+    def write_bytes(path: Path, content: bytes) -> int:
+        if not room[0]:
+            write(path, content[: len(content) // 2])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as `write` raises it, without a name
+        room[0] -= 1
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    with pytest.raises(OSError, match=r"No space left on device: .*manifest\.json"):
+        doorkey_corpus(tmp_path / "full", clips=32)
+    assert not list((tmp_path / "full").glob("*.part"))
+    monkeypatch.undo()
+    doorkey_corpus(tmp_path / "full", clips=32)
+    doorkey_corpus(tmp_path / "whole", clips=32)
+    assert folder_content(tmp_path / "full") == folder_content(tmp_path / "whole")
+
+
 def test_a_corpus_without_a_clip_yet_may_be_begun_with_other_settings(tmp_path: Path) -> None:
     parts = {"kind": "videos", "renderer": {}, "clip_length": 4, "milestones": [], "command": "c"}
     CorpusWriter(tmp_path, settings={"labels": "wrong"}, **parts)
     assert CorpusWriter(tmp_path, settings={"labels": "right"}, **parts).clips == 0
+
+
+@pytest.mark.parametrize("shard", [1, {}, {"clips": 3, "file": "shard_0000.npz"}])
+def test_a_manifest_with_a_damaged_entry_of_a_shard_is_told_to_be_that(tmp_path: Path, shard: object) -> None:
+    CorpusWriter(tmp_path, kind="videos", settings={}, renderer={}, clip_length=4, milestones=[], command="c")
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"shards": [shard]}))
+    with pytest.raises(ValueError, match=r"is damaged: manifest\.json has no usable shards"):
+        load_corpus(tmp_path)
 
 
 @pytest.mark.parametrize("key", ["kind", "command", "settings", "renderer", "milestones", "complete", "clip_length"])
@@ -320,6 +352,8 @@ def test_damaged_or_foreign_corpora_are_refused_in_one_line(tmp_path: Path) -> N
         ("-c {env} --out {out} --policy checkpoint --ckpt none.ckpt", "none.ckpt does not exist"),
         ("-c {env} --out {out} --ckpt none.ckpt", "goes with --policy checkpoint"),
         ("-c {env} --out {out} --policy greedy", "policy"),
+        ("-c {env} --out {out} --epsilon 7", "--epsilon 7.0 must lie in [0, 1]"),
+        ("-c {env} --out {out} --clip_length 1000000000", "1000000000 with 4 environments takes at least"),
         ("-c {empty} --out {out} --policy scripted", "nobody has written a player for MiniGrid-Empty-5x5-v0"),
         ("-c none.yaml --out {out}", "none.yaml cannot be read"),
         ("-c {env} --videos . --labels x.csv --out {out}", "leave out -c"),

@@ -191,7 +191,13 @@ def test_unlabelled_videos_are_counted(tmp_path: Path, caplog: pytest.LogCapture
     collect_videos(
         tmp_path / "out", tmp_path / "videos", labels, clip_length=4, frame_size=16, command="", progress=False
     )
-    assert "5 videos" in caplog.text
+    assert "5 videos have no label" in caplog.text
+    lines = [f"good_{number}.gif,yes\nbad_{number}.gif,no" for number in range(3)]
+    labels.write_text("\n".join(["file,label", *lines]) + "\n")
+    collect_videos(
+        tmp_path / "more", tmp_path / "videos", labels, clip_length=4, frame_size=16, command="", progress=False
+    )
+    assert "1 video has no label" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from vlmrb.algorithms.collector import ReplayCollector
 from vlmrb.calibration.corpus import ClipLabels, Corpus, CorpusWriter, LabelledClips, env_facts, load_corpus
 from vlmrb.calibration.policies import MakePlayer
+from vlmrb.doctor import GIB, free_memory_bytes
 from vlmrb.envs import EnvConfig, make_env, make_renderer
 from vlmrb.envs.grid import GridLayout
 from vlmrb.replay.buffer import VLMReplayBuffer
@@ -110,8 +111,10 @@ def collect(
         progress: show a progress bar.
 
     Raises:
-        ValueError: the folder holds something else, or a corpus of other settings.
+        ValueError: the folder holds something else or a corpus of other settings, or clips so long do not fit into
+            memory.
     """
+    _require_memory(config, settings)
     renderer = make_renderer(config)
     names = MINIGRID_MILESTONES if knows_milestones(renderer) else []
     writer = CorpusWriter(
@@ -208,6 +211,26 @@ def _round_length(env: EnvBase, settings: CollectSettings) -> tuple[int, int]:
     steps = max(min(ROUND_STEPS, affordable, max(plenty, 8 * settings.clip_length)), 2 * settings.clip_length)
     block = min(steps, 128)
     return steps - steps % block, block
+
+
+def _require_memory(config: EnvConfig, settings: CollectSettings) -> None:
+    """Refuses clips so long that not even a round's snapshots fit into memory.
+
+    Raises:
+        ValueError: with the numbers.
+    """
+    env = make_env(config)
+    try:
+        snapshot, (steps, _) = env.observation_spec["snapshot"][0], _round_length(env, settings)
+    finally:
+        env.close()
+    needed, free = config.num_envs * steps * math.prod(snapshot.shape) * snapshot.dtype.itemsize, free_memory_bytes()
+    if needed > free:
+        raise ValueError(
+            f"--clip_length {settings.clip_length} with {config.num_envs} environments takes at least "
+            f"{needed / GIB:,.1f} GiB of memory, and {free / GIB:,.1f} GiB are free: choose shorter clips, or a "
+            "smaller env.num_envs"
+        )
 
 
 def strata_of(clips: ClipLabels) -> NDArray[np.int64]:

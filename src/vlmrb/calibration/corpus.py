@@ -14,29 +14,19 @@ import functools
 import hashlib
 import io
 import json
-import os
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vlmrb.calibration.manifest import MANIFEST, SCHEMA, Kind, read_manifest, write_whole
 from vlmrb.envs import EnvConfig, make_renderer
 from vlmrb.locks import LOCK, lock_folder
 from vlmrb.scoring.clips import ClipBatch, Renderer
-
-SCHEMA = 1
-MANIFEST = "manifest.json"
-Kind = Literal["environment", "videos"]
-_ENTRIES = {
-    **dict.fromkeys(("kind", "command"), str),
-    **dict.fromkeys(("settings", "renderer", "counts"), dict),
-    **dict.fromkeys(("milestones", "notes", "shards"), list),
-    **{"complete": bool, "clip_length": int},
-}  # of a manifest, beside its schema
 
 
 @dataclass(frozen=True)
@@ -261,37 +251,14 @@ def load_corpus(folder: str | Path) -> Corpus:
     if not manifest["complete"]:
         have = sum(shard["clips"] for shard in manifest["shards"])
         raise ValueError(
-            f"corpus {folder} is not finished ({have} of {manifest['settings']['clips']} clips): repeat the command "
-            f"that makes it, which goes on where it stopped: {manifest['command']}"
+            f"corpus {folder} is not finished ({have} of {manifest['settings'].get('clips', '?')} clips): repeat the "
+            f"command that makes it, which goes on where it stopped: {manifest['command']}"
         )
     try:
         renderer = build_renderer(manifest["renderer"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"corpus {folder} is damaged: {MANIFEST}: renderer: {error}; make it anew") from error
     return Corpus(folder, manifest, _read_labels(folder, manifest), renderer)
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Returns a corpus's manifest.
-
-    Raises:
-        ValueError: the folder is missing or holds no corpus, or one that this version cannot read.
-    """
-    if not folder.is_dir():
-        raise ValueError(f"corpus {folder} does not exist: make one with vlmrb corpus --out {folder}")
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        schema = manifest["schema"]
-    except OSError as error:
-        raise ValueError(f"{folder} is no corpus: it holds no {MANIFEST}; make one with vlmrb corpus") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder} is no corpus: its {MANIFEST} cannot be read ({error})") from error
-    if schema != SCHEMA:
-        raise ValueError(f"corpus {folder} has schema {schema}, this version reads {SCHEMA}: make it anew")
-    broken = [key for key, kind in _ENTRIES.items() if not isinstance(manifest.get(key), kind)]
-    if broken:
-        raise ValueError(f"corpus {folder} is damaged: {MANIFEST} has no usable {', '.join(broken)}; make it anew")
-    return manifest
 
 
 def build_renderer(facts: Mapping[str, Any]) -> Renderer:
@@ -306,13 +273,6 @@ def build_renderer(facts: Mapping[str, Any]) -> Renderer:
 def env_facts(config: EnvConfig) -> dict[str, Any]:
     """Returns what `build_renderer` needs of an environment."""
     return {"env": asdict(config)}
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file beside its name and renames it, so that it is there whole or not at all."""
-    beside = path.with_name(path.name + ".part")
-    beside.write_bytes(content)
-    os.replace(beside, path)
 
 
 def _require_same(folder: Path, found: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
@@ -341,6 +301,8 @@ def _read_labels(folder: Path, manifest: Mapping[str, Any]) -> ClipLabels:
             if _digest(content) != shard["digest"]:
                 raise ValueError("its content is not what was written")
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                if "snapshots" not in arrays:
+                    raise ValueError("it holds no snapshots")
                 parts.append(ClipLabels(**{name: arrays[name] for name in arrays if name != "snapshots"}))
             if len(parts[-1]) != shard["clips"]:
                 raise ValueError(f"{len(parts[-1])} clips, where {MANIFEST} says {shard['clips']}")

@@ -99,7 +99,8 @@ def collect_videos(
             writer.append(_clips(part, files, clip_length, frame_size, (height, width)))
             bar.update(len(part))
     unlabelled = sum(file.suffix.lower() in SUFFIXES for file in videos.iterdir()) - len(files)
-    notes = [f"{unlabelled} videos in {videos} have no label and were left out"] if unlabelled > 0 else []
+    what = "1 video has" if unlabelled == 1 else f"{unlabelled} videos have"
+    notes = [f"{what} no label and stayed out of the corpus ({videos})"] if unlabelled > 0 else []
     for note in notes:
         logger.warning("corpus %s: %s", folder, note)
     return writer.finish(notes)

@@ -123,7 +123,7 @@ def _threshold(files: Sequence[str]) -> float:
         vlm = read_section(file, "replay", "vlm")
         if vlm.get("threshold") is not None:
             threshold = vlm["threshold"]
-    if not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
         raise ValueError(f"replay.vlm.threshold={threshold!r} must be a number in [0, 1]")
     return float(threshold)
 

@@ -163,7 +163,8 @@ def score(
         seed: of the episode.
         epsilon: exploration rate in the episode.
     """
-    from vlmrb.calibration.corpus import write_whole
+    from vlmrb.calibration.manifest import write_whole
+    from vlmrb.calibration.policies import require_epsilon
     from vlmrb.calibration.scores import load_candidates, require_readable, score_clips
     from vlmrb.calibration.timeline import (
         delta_q,
@@ -173,6 +174,7 @@ def score(
         timeline_csv,
         window_starts,
     )
+    from vlmrb.locks import lock_folder
     from vlmrb.media import encode_gif, enlarge
     from vlmrb.scoring.cache import ScoreCache
 
@@ -181,6 +183,9 @@ def score(
     for name, value in (("clip_length", clip_length), ("every", every), ("frame_size", frame_size)):
         if value is not None and value < (2 if name == "clip_length" else 1):
             raise ValueError(f"--{name} {value} is too small")
+    if seed < 0:
+        raise ValueError(f"--seed {seed} must not be negative")
+    require_epsilon(epsilon)
     (candidate,) = load_candidates(configs)
     length = clip_length or _clip_length(configs)
     critics = {}
@@ -201,19 +206,19 @@ def score(
         critics = {
             name: delta_q(agent, recording, starts, length) for name, agent in _critics(ckpt, module, run).items()
         }
-    cache = ScoreCache(candidate.cache)
-    try:
-        scored = score_clips(candidate, len(starts), lambda rows: recording.clips(starts[rows], length), cache)
-    finally:
-        cache.close()
-    folder.mkdir(parents=True, exist_ok=True)
-    if run is not None:
-        frames = recording.renderer.render(recording.snapshots, None)
-        write_whole(folder / "episode.gif", encode_gif(enlarge(frames), fps=8))
-    write_whole(folder / "timeline.csv", timeline_csv(recording, starts, length, scored.scores, critics).encode())
-    plot_timeline(
-        folder / "timeline.png", recording, starts, length, scored.scores, critics, candidate.label, candidate.threshold
-    )
+    with lock_folder(folder, "--out "):
+        cache = ScoreCache(candidate.cache)
+        try:
+            scored = score_clips(candidate, len(starts), lambda rows: recording.clips(starts[rows], length), cache)
+        finally:
+            cache.close()
+        if run is not None:
+            frames = recording.renderer.render(recording.snapshots, None)
+            write_whole(folder / "episode.gif", encode_gif(enlarge(frames), fps=8))
+        table = timeline_csv(recording, starts, length, scored.scores, critics)
+        write_whole(folder / "timeline.csv", table.encode())
+        picture = folder / "timeline.png"
+        plot_timeline(picture, recording, starts, length, scored.scores, critics, candidate.label, candidate.threshold)
     sys.stdout.write(f"{folder / 'timeline.png'}\n")
     return 0
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from vlmrb.calibration.corpus import Corpus, write_whole
+from vlmrb.calibration.corpus import Corpus
 from vlmrb.calibration.gallery import pick, write_clips
+from vlmrb.calibration.manifest import write_whole
 from vlmrb.calibration.page import render_page
 from vlmrb.calibration.plots import plot_roc, plot_scorer
 from vlmrb.calibration.report import build_report, calibrated_overlay, scores_csv
