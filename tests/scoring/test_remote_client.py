@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -113,6 +115,25 @@ def test_a_hung_server_alone_is_named_with_its_time():
 def test_an_endless_answer_is_cut_off():
     with Scripted(replies((200, b"7" * (17 << 20)))) as server, pytest.raises(RemoteError, match="without end"):
         ask(Client(server.url, KEY, **QUICK))
+
+
+def test_an_answer_that_trickles_in_takes_no_longer_than_an_attempt_may():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def trickle() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):  # the client hangs up
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+                while True:
+                    connection.sendall(b"7")
+                    time.sleep(0.02)
+
+        threading.Thread(target=trickle, daemon=True).start()
+        client = Client(f"http://127.0.0.1:{listener.getsockname()[1]}", KEY, **{**QUICK, "timeout_s": 0.3})
+        began = time.monotonic()
+        with pytest.raises(RemoteError, match=r"without end .*within 0\.3 s"):
+            ask(client, deadline_s=0.0)
+        assert time.monotonic() - began < 3.0  # a thousand bytes would take 20 s
 
 
 def test_servers_take_turns():

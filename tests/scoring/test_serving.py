@@ -125,6 +125,9 @@ def test_metrics_count_what_was_scored_and_what_was_not():
         ({"port": 80}, "port=80"),
         ({"accelerator": "tpu"}, "accelerator=tpu"),
         ({"devices": "all"}, "devices=all"),
+        ({"devices": 0}, "devices=0 must be at least 1"),
+        ({"devices": []}, r"devices=\[\] must be"),
+        ({"devices": [0, -1]}, r"devices=\[0, -1\] must be"),
         ({"workers_per_device": 0}, "workers_per_device=0"),
         ({"max_request_mb": 0}, "max_request_mb=0"),
         ({"timeout_s": float("nan")}, "timeout_s=nan"),
@@ -149,11 +152,10 @@ def test_a_port_in_use_is_named():
             serve([str(SPRITES)], port=port)
 
 
-def test_a_server_without_a_device_ends_with_the_reason(capfd):
-    assert (
-        main(["serve", "-c", str(SPRITES), "--port", str(free_port()), "--accelerator", "cuda", "--devices", "0"]) == 1
-    )
-    assert "accelerator=cuda with devices=0 finds no device" in capfd.readouterr().err
+def test_a_server_without_a_device_ends_with_the_reason(capfd, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert main(["serve", "-c", str(SPRITES), "--port", str(free_port()), "--accelerator", "cuda"]) == 1
+    assert "accelerator=cuda with devices=auto finds no device" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,7 @@ def test_nothing_is_left_running_however_it_ends(tmp_path, number, victim, code)
         wait_for(lambda: not members(session), timeout_s=5)
         with pytest.raises(urllib3.exceptions.HTTPError):
             get(f"{server.url}/health")
+        assert ("the scoring server was killed (SIGKILL)" in server.log.read_text()) == (victim == "main")
 
 
 def test_a_scorer_that_cannot_be_set_up_ends_the_server_with_the_reason(tmp_path):
@@ -230,6 +231,19 @@ def test_a_port_that_is_taken_is_said_to_be(tmp_path, served):
     with serving(tmp_path, SPRITES, port=served.port, wait=False) as server:
         assert server.process.wait(60) == 1
         assert "already in use" in server.log.read_text()
+
+
+def test_of_two_servers_that_start_on_one_port_one_ends_and_the_other_serves(tmp_path):
+    port = free_port()
+    with (
+        serving(tmp_path, SPRITES, port=port, wait=False) as one,
+        serving(tmp_path, SPRITES, port=port, wait=False) as two,
+    ):
+        wait_for(lambda: None in (codes := [one.process.poll(), two.process.poll()]) and 1 in codes, timeout_s=90)
+        ended, serves = (one, two) if one.process.poll() == 1 else (two, one)
+        log = ended.log.read_text()
+        assert f"port={port} was taken while the scorer was loaded" in log or "in use" in log
+        wait_for(serves.healthy)
 
 
 def test_a_vision_language_model_gives_the_same_scores_served_as_in_this_process(tmp_path):

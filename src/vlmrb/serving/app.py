@@ -216,6 +216,22 @@ class ScorerAPI(ls.LitAPI):
         return {"schema": SCHEMA, "scorer": vars(identity_of(self.scorer)), "scores": scores, "stats": stats}
 
 
+class _Server(ls.LitServer):
+    """Ends if its address is gone by the time that it is listened to; LitServe would find out in a thread of its own.
+
+    Two servers that load at the same time may both be bound to it.
+    """
+
+    def _start_server(self, port: int, count: int, log_level: str, sockets: list[Any], *rest: Any, **more: Any) -> Any:
+        try:
+            for bound in sockets:
+                bound.listen()
+        except OSError as error:
+            reason = f"port={port} was taken while the scorer was loaded ({error.strerror}): choose another"
+            raise ValueError(reason) from error
+        return super()._start_server(port, count, log_level, sockets, *rest, **more)
+
+
 class _SnapshotDict(dict):
     """Requests under way: LitServe's monitor walks through them while another thread adds some."""
 
@@ -254,7 +270,7 @@ def make_server(
     metrics = Metrics()
     if accelerator == "auto":  # LitServe's own choice loads torch to find out
         accelerator = "cuda" if check_cuda_with_nvidia_smi() else "cpu"
-    server = ls.LitServer(
+    server = _Server(
         api,
         accelerator=accelerator,
         devices=devices,

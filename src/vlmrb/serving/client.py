@@ -246,11 +246,11 @@ class Client:
                 preload_content=False,
             )
             content = bytearray()
-            for part in response.stream(1 << 16):
+            while part := response.read1(1 << 16):  # what is there; a full part of a trickle would be waited for
                 content += part
                 if len(content) > MAX_ANSWER_BYTES or time.monotonic() > ends:
                     response.close()
-                    raise RemoteError("an answer without end")
+                    raise RemoteError(f"an answer without end ({len(content)} bytes within {allowed_s:.3g} s)")
             response.release_conn()
         except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as error:
             raise _UnreachableError(f"cannot be reached ({_reason(error)})") from error
@@ -297,6 +297,10 @@ def _is_local(url: str) -> bool:
 
 
 def _reason(error: Exception) -> str:
+    inner = error.args[-1] if error.args else None
+    if isinstance(inner, Exception):
+        name, text = type(inner).__name__, " ".join(str(inner).split())
+        return text if name in text else f"{name}: {text}"
     return str(error).rpartition(": ")[2] or type(error).__name__
 
 

@@ -70,6 +70,9 @@ def serve(
         raise ValueError(f"accelerator={accelerator} must be auto, cpu or cuda")
     if isinstance(devices, str) and devices != "auto":
         raise ValueError(f"devices={devices} must be a number, a list of numbers or auto")
+    numbers = devices if isinstance(devices, list) else [devices - 1] if isinstance(devices, int) else [0]
+    if not numbers or min(numbers) < 0:
+        raise ValueError(f"devices={devices} must be at least 1, a list of GPUs such as [0, 1], or auto")
     positive = {"workers_per_device": workers_per_device, "max_request_mb": max_request_mb, "timeout_s": timeout_s}
     for name, value in positive.items():
         if not value > 0:
@@ -157,6 +160,11 @@ def _supervise(options: dict[str, Any]) -> int:
     if received:
         logger.info("scoring server ended by %s", signal.Signals(received[0]).name)
         return 128 + received[0]
+    if child.returncode < 0:  # else it has said itself why
+        logger.error(
+            "the scoring server was killed (%s): look for what ended it, such as a lack of memory, and start it again",
+            signal.Signals(-child.returncode).name,
+        )
     return 1
 
 
