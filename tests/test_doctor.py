@@ -349,11 +349,35 @@ def test_a_server_that_never_answers_times_out():
     assert "timed out" in line.found
 
 
-@pytest.mark.parametrize("url", ["file:///etc/hostname", "localhost:8000", "http://"])
+def test_a_port_of_something_else_than_http_is_told_to_be_that():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+                connection.recv(1000)
+
+        threading.Thread(target=greet, daemon=True).start()
+        line = doctor.scorer_check(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    assert line.status == "fail"
+    assert "speaks no HTTP" in line.found
+
+
+@pytest.mark.parametrize(
+    "url", ["file:///etc/hostname", "localhost:8000", "http://", "http://localhost:99999", "http://[::1"]
+)
 def test_an_address_that_is_not_http_fails_in_one_line(url):
     line = doctor.scorer_check(url)
     assert line.status == "fail"
     assert "\n" not in line.found
+    assert "write it as http://HOST:PORT" in line.advice
+
+
+def test_https_asked_of_a_server_of_http_is_told_to_be_that(server):
+    line = doctor.scorer_check(f"{server.replace('http', 'https')}/200")
+    assert line.status == "fail"
+    assert "write http://" in line.advice
 
 
 def test_without_an_address_the_scorer_is_in_process():

@@ -38,7 +38,8 @@ from vlmrb.preflight import (
 from vlmrb.replay.config import ReplayConfig, TDConfig
 from vlmrb.scoring.config import ScoringConfig
 from vlmrb.scoring.milestones import MilestonesScorer
-from vlmrb.scoring.scorer import Scorer
+from vlmrb.scoring.remote import RemoteScorer
+from vlmrb.scoring.scorer import Scorer, ScorerError
 from vlmrb.scoring.speed import Speed, SpeedWatch
 from vlmrb.sizes import RunSizes, measure
 
@@ -324,6 +325,14 @@ def test_a_preflight_that_fails_itself_ends_no_run(
     fit(tmp_path, module, MilestonesScorer())
     assert module.env_steps == 1280
     assert "preflight: could not look ahead (KeyError: 'no such thing')" in caplog.text
+
+
+def test_a_missing_scoring_server_is_asked_for_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    scorer = RemoteScorer("http://127.0.0.1:1", wait_s=0.0)
+    with caplog.at_level(logging.INFO), pytest.raises(ScorerError, match="no scoring server is there"):
+        fit(tmp_path, make_module(), scorer)
+    assert caplog.text.count("asking http://127.0.0.1:1 who scores") == 1
+    assert "could not look ahead" not in caplog.text
 
 
 def test_a_sync_run_is_the_same_with_and_without(tmp_path: Path, quick_watch: None):

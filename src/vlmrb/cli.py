@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -9,6 +10,8 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, get_origin, get_type_hints
+
+log = logging.getLogger("vlmrb")
 
 USAGE = """\
 usage: vlmrb VERB [options]
@@ -29,6 +32,13 @@ Every verb answers --help; `vlmrb fit --help` lists all settings. VLMRB_DEBUG=1 
 
 
 def _fit(args: list[str]) -> int:
+    if not {"-h", "--help", "--print_config"} & {arg.partition("=")[0] for arg in args}:
+        files = [
+            value if option in ("-c", "--config") else option.removeprefix("--config=")
+            for option, value in zip(args, [*args[1:], ""], strict=True)
+            if option in ("-c", "--config") or option.startswith("--config=")
+        ]
+        log.info("fit: loading PyTorch, then starting %s", " + ".join(files) or "a run with default settings")
     from vlmrb.fit import fit
 
     return fit(args)
@@ -151,6 +161,8 @@ def one_line(error: BaseException) -> str:
         reasons = [line for line in lines if line and not line.startswith(('Parser key "', *_AROUND_A_REASON))]
         if reasons:
             text = (".".join(keys) + ": " if keys else "") + "; ".join(dict.fromkeys(reasons))
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        text += "; make room, then repeat the command (vlmrb fit: with --resume true)"
     return " ".join(text.split()) or type(error).__name__
 
 
@@ -172,6 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a user's own environments and scorers lie where the command is given
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("torch").setLevel(logging.WARNING)  # broken off while it loads, it reports on its caches
     try:
         return VERBS[verb](args)
     except (KeyboardInterrupt, SystemExit) as error:

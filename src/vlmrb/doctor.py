@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib.util
 import multiprocessing
 import os
 import platform
 import shutil
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -303,8 +305,14 @@ def scorer_check(url: str | None, timeout_s: float = 5.0) -> Check:
     """
     if url is None:
         return Check("scorer", "ok", "in-process scorers are ready; no server was asked for")
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-        return Check("scorer", "fail", f"{url}: not an http(s) address", "write it as http://HOST:PORT/PATH")
+    try:
+        address = urllib.parse.urlsplit(url)
+        sound = address.scheme in ("http", "https") and address.hostname and address.port != 0
+    except ValueError:  # a port that is none
+        sound = False
+    if not sound:
+        advice = "write it as http://HOST:PORT, with a port from 1 to 65535"
+        return Check("scorer", "fail", f"{url}: not an http(s) address", advice)
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:
             return Check("scorer", "ok", f"{url} answers ({answer.status})")
@@ -312,7 +320,14 @@ def scorer_check(url: str | None, timeout_s: float = 5.0) -> Check:
         if error.code < 500:
             return Check("scorer", "ok", f"{url} answers ({error.code})")
         return Check("scorer", "fail", f"{url} answers {error.code} {error.reason}", "look into the server's log")
+    except http.client.HTTPException as error:
+        found = f"{url}: what listens there speaks no HTTP ({type(error).__name__})"
+        return Check("scorer", "fail", found, "look at the port: another program may have it")
     except (OSError, ValueError) as error:  # refused, unknown host, time-out; ValueError: malformed address
         reason = getattr(error, "reason", error)
         advice = "start the server, or train without it: replay is uniform as long as nothing is scored"
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            advice = "trust its certificate: the scorer's ca_file, or SSL_CERT_FILE for this look"
+        elif isinstance(reason, ssl.SSLError):
+            advice = "the server does not speak https: write http://, or serve with --tls_cert and --tls_key"
         return Check("scorer", "fail", f"{url}: {reason}", advice)

@@ -103,9 +103,12 @@ class Preflight:
 
         Raises:
             PreflightError: it cannot fit; in one line, with the numbers.
+            ScorerError: the scorer refuses the run, which another try would but repeat.
         """
         try:
             self.look_ahead()
+        except ScorerError:
+            raise
         except Exception as error:  # an environment that cannot be made says so itself, a moment later
             log.warning("preflight: could not look ahead (%s: %s)", type(error).__name__, error)
             return
