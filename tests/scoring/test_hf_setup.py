@@ -86,6 +86,11 @@ def test_the_version_tells_models_and_settings_apart(folder, copy):
     assert HFScorer(str(copy)).version != base.version
 
 
+def test_a_revision_of_a_folder_is_refused(folder):
+    with pytest.raises(ValueError, match="revision='abc' goes with an id on the hub"):
+        HFScorer(str(folder), revision="abc")
+
+
 def test_large_weights_are_told_apart_by_samples(tmp_path):
     from vlmrb.scoring.vlm.loading import fingerprint
 

@@ -38,7 +38,8 @@ class HFScorer(Scorer):
 
     Args:
         model: an id on the hugging face hub, or a folder as ``save_pretrained`` writes it.
-        revision: the id's branch, tag or commit; ``None`` is the main branch. Pin a commit to repeat a run for certain.
+        revision: the id's branch, tag or commit; ``None`` is the main branch. Pin a commit to repeat a run for certain;
+            a folder is told apart by what is in it.
         dtype: of the weights, as in torch (``bfloat16``, ``float16``, ``float32``); ``auto`` is what they were saved
             in. 16 bit → half the memory, quicker on GPUs, scores that move a little.
         device: as in torch; ``auto`` is the first GPU if there is one, else the CPU.
@@ -63,7 +64,8 @@ class HFScorer(Scorer):
         prompt: its name, version and text, as part of the score cache's key.
 
     Raises:
-        ValueError: a setting is out of its range, or ``model`` is written as a path to a folder that is not there.
+        ValueError: a setting is out of its range, ``model`` is written as a path to a folder that is not there, or
+            ``revision`` is given for a folder.
     """
 
     needs = "frames"
@@ -99,6 +101,9 @@ class HFScorer(Scorer):
         for name, choice in (("video", video), ("fast", fast)):
             if choice not in (True, False, "auto"):
                 raise ValueError(f"{name}={choice!r} must be true, false or auto")
+        local = is_folder(model)
+        if local and revision is not None:
+            raise ValueError(f"revision={revision!r} goes with an id on the hub: leave it out for a folder ({model})")
         self.model, self.revision = model, revision
         self.dtype, self.device, self.attn_implementation = dtype, device, attn_implementation
         self.question = make_prompt(prompt)
@@ -107,7 +112,6 @@ class HFScorer(Scorer):
 
         question = self.question
         self.prompt = f"{question.name}/{question.version}: {question.text} ({question.yes}/{question.no})"
-        local = is_folder(model)
         folder = Path(model).expanduser()
         weights = fingerprint(folder) if local else f"{model}@{revision or 'main'}"
         self.name = (folder.resolve() if local else folder).name.lower()
