@@ -18,7 +18,7 @@ import torch
 
 from vlmrb.algorithms.collector import ReplayCollector
 from vlmrb.envs import EnvConfig, make_env, make_renderer
-from vlmrb.envs.doorkey import NUM_ACTIONS
+from vlmrb.envs.grid_simulator import NUM_ACTIONS
 from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.replay.storage import row_bytes
 from vlmrb.replay.terms import TDTerm, VLMTerm

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmrb.envs.doorkey import DROP, FORWARD, LEFT, NUM_ACTIONS, PICKUP, RIGHT, TOGGLE, DoorKeySimulator
+from vlmrb.envs.doorkey import DoorKeySimulator
 from vlmrb.envs.doorkey_expert import DoorKeyExpert
 from vlmrb.envs.grid import DOOR, KEY, OPEN, POSE_SIZE
+from vlmrb.envs.grid_simulator import DROP, FORWARD, LEFT, NUM_ACTIONS, PICKUP, RIGHT, TOGGLE
 from vlmrb.envs.tiles import GridRenderer
 from vlmrb.scoring.clips import ClipBatch
 from vlmrb.scoring.milestones import MilestonesScorer

@@ -29,7 +29,7 @@ from vlmrb.envs.doorkey import DoorKeySimulator
 from vlmrb.envs.grid import GridLayout
 
 DOORKEY = "MiniGrid-DoorKey-5x5-v0"
-LAVA = "MiniGrid-LavaCrossingS9N1-v0"  # stepped by Gymnasium, terminates often
+LAVA = "MiniGrid-DistShift1-v0"  # stepped by Gymnasium, terminates often
 
 
 def _actions(seed: int, high: int = 7, n: int = 6) -> Callable[[TensorDictBase], TensorDictBase]:

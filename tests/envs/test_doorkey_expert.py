@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from vlmrb.envs.doorkey import DONE, NUM_ACTIONS, DoorKeySimulator
+from vlmrb.envs.doorkey import DoorKeySimulator
 from vlmrb.envs.doorkey_expert import DoorKeyExpert, expert_actions
 from vlmrb.envs.grid import DOOR, LOCKED, POSE_SIZE
+from vlmrb.envs.grid_simulator import DONE, NUM_ACTIONS
 
 
 def _play(simulator: DoorKeySimulator, most: int) -> NDArray[np.int64]:

@@ -65,7 +65,7 @@ def _config(env_id: str = "Ramp-v0", **settings: Any) -> EnvConfig:
 
 
 def test_steps_and_resets_are_those_of_a_plain_loop() -> None:
-    env_id, seed, n, horizon = "MiniGrid-LavaCrossingS9N1-v0", 5, 3, 12
+    env_id, seed, n, horizon = "MiniGrid-DistShift1-v0", 5, 3, 12
     env = make_env(EnvConfig(id=env_id, num_envs=n, max_steps=horizon), seed=seed)
     plain = [FullyObsWrapper(gymnasium.make(env_id, max_steps=horizon)) for _ in range(n)]
     seeds, actions = np.random.default_rng(seed), np.random.default_rng(0)
@@ -204,7 +204,7 @@ def test_observations_and_actions_that_are_no_arrays_are_refused(monkeypatch: py
 def test_workers_do_exactly_what_one_process_does_and_leave_nothing_behind() -> None:
     rollouts = []
     for workers in (0, 2):
-        env = make_env(EnvConfig(id="MiniGrid-LavaCrossingS9N1-v0", num_envs=3, max_steps=9, workers=workers), seed=3)
+        env = make_env(EnvConfig(id="MiniGrid-DistShift1-v0", num_envs=3, max_steps=9, workers=workers), seed=3)
         torch.manual_seed(0)
         rollouts.append(env.rollout(40, break_when_any_done=False))
         env.close()

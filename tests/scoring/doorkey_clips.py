@@ -7,8 +7,9 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmrb.envs.doorkey import DROP, FORWARD, LEFT, PICKUP, RIGHT, TOGGLE, DoorKeySimulator
+from vlmrb.envs.doorkey import DoorKeySimulator
 from vlmrb.envs.grid import DOOR, EMPTY, GOAL, KEY, OPEN, GridLayout
+from vlmrb.envs.grid_simulator import DROP, FORWARD, LEFT, PICKUP, RIGHT, TOGGLE
 from vlmrb.scoring.clips import ClipBatch, Renderer
 
 AHEAD = ((1, 0), (0, 1), (-1, 0), (0, -1))  # x, y

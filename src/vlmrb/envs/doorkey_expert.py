@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmrb.envs.doorkey import DONE, FORWARD, LEFT, PICKUP, RIGHT, TOGGLE
 from vlmrb.envs.grid import CLOSED, DOOR, EMPTY, GOAL, KEY, OPEN, POSE_SIZE, GridLayout
+from vlmrb.envs.grid_simulator import DONE, FORWARD, LEFT, PICKUP, RIGHT, TOGGLE
 
 _FAR: Final = np.int16(30_000)  # steps; more than any level takes, and room to add to
 

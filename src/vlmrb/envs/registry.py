@@ -44,7 +44,7 @@ class Family(Protocol):
 
 
 # Asked in this order; the last takes whatever Gymnasium knows.
-_BUILT_IN = ("vlmrb.envs.doorkey", "vlmrb.envs.minigrid", "vlmrb.envs.gymnasium")
+_BUILT_IN = ("vlmrb.envs.doorkey", "vlmrb.envs.crossing", "vlmrb.envs.minigrid", "vlmrb.envs.gymnasium")
 _registered: list[Family] = []
 
 
