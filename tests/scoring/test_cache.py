@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import logging
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -306,6 +308,19 @@ class TestTrouble:
         again = ScoreCache(file)
         assert np.array_equal(again.get_many([key_of(1), key_of(2)]), scores_of(np.nan, 0.5), equal_nan=True)
         again.close()
+
+    def test_a_full_disk_is_called_that(self, tmp_path, monkeypatch):
+        def connect(*args, **kwargs):
+            raise sqlite3.OperationalError("disk I/O error")
+
+        monkeypatch.setattr(sqlite3, "connect", connect)
+        with pytest.raises(OSError, match="disk I/O error") as other:
+            ScoreCache(tmp_path / "scores.sqlite")
+        assert other.value.errno == errno.EIO
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=4096))
+        with pytest.raises(OSError, match="no space left on device") as full:
+            ScoreCache(tmp_path / "scores.sqlite")
+        assert full.value.errno == errno.ENOSPC
 
     def test_a_place_that_cannot_be_written_is_one_readable_line(self, tmp_path):
         (tmp_path / "taken").write_text("a file where a folder should be")

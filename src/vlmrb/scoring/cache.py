@@ -6,6 +6,7 @@ import errno
 import hashlib
 import logging
 import os
+import shutil
 import sqlite3
 import threading
 import time
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 SCHEMA = 1  # stored in the file's user_version; a file of another schema is set aside like a damaged one
 KEY_BYTES = 16
 _HEADER = b"SQLite format 3\0"  # the first bytes of every SQLite file
+_LEAST_BYTES = 128 << 10  # what an empty file takes, with its log and index
 _BATCH = 500  # keys in one SELECT, below SQLite's oldest limit of 999 variables
 
 
@@ -252,7 +254,9 @@ def _open(path: Path) -> sqlite3.Connection:
     except sqlite3.Error as error:
         if _is_damaged(error):
             return _start_afresh(path, error)
-        raise OSError(errno.EIO, f"scoring.cache cannot be opened ({error})", str(path)) from error
+        full = shutil.disk_usage(path.parent).free < _LEAST_BYTES  # SQLite itself speaks of an I/O error
+        code, reason = (errno.ENOSPC, "no space left on device") if full else (errno.EIO, str(error))
+        raise OSError(code, f"scoring.cache cannot be opened ({reason})", str(path)) from error
 
 
 def _connect(path: Path) -> sqlite3.Connection:

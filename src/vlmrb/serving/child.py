@@ -80,7 +80,8 @@ def _serve(
             "look at `vlmrb doctor` for the GPU"
         )
     tls = {"ssl_certfile": tls_cert, "ssl_keyfile": tls_key} if tls_cert else {}
-    logger.info("loading scorer %r on %d workers", scorer.name, server.app.state.front.workers)
+    workers = server.app.state.front.workers
+    logger.info("loading scorer %r on %d worker%s", scorer.name, workers, "" if workers == 1 else "s")
     # One thread of this process talks HTTP, so that requests of a worker that died can be found and answered.
     server.run(
         host=host,
