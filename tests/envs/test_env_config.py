@@ -34,6 +34,8 @@ from vlmrb.envs import EnvConfig, make_env, make_renderer, register, registry
         ({"actions": [2]}, "env.actions must be two or more different action numbers from 0 on, got"),
         ({"actions": [1, 1]}, "env.actions must be two or more"),
         ({"actions": [-1, 2]}, "env.actions must be two or more"),
+        ({"wrappers": [{"init_args": {}}]}, "env.wrappers holds class paths or {class_path, init_args}, got"),
+        ({"kwargs": {"size": 7}}, "env.kwargs goes with plain Gymnasium ids only, not with 'MiniGrid-DoorKey-6x6-v0'"),
         ({"success": "reached"}, "env.success must look like package.module:function"),
     ],
 )

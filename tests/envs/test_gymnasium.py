@@ -70,7 +70,7 @@ def test_steps_and_resets_are_those_of_a_plain_loop() -> None:
     plain = [FullyObsWrapper(gymnasium.make(env_id, max_steps=horizon)) for _ in range(n)]
     seeds, actions = np.random.default_rng(seed), np.random.default_rng(0)
     seeds.integers(0, 2**31 - 1, n)  # the simulator is usable from the start; reset begins anew
-    layout = GridLayout(9, 9)
+    layout = GridLayout(9, 7)
     root = env.reset()
     images = [p.reset(seed=int(s))[0]["image"] for p, s in zip(plain, seeds.integers(0, 2**31 - 1, n), strict=True)]
     ended = {"terminated": 0, "truncated": 0}
@@ -224,3 +224,96 @@ def test_what_fails_in_a_worker_is_raised_here() -> None:
         env.rollout(2)
     env.close()
     assert not multiprocessing.active_children()
+
+
+class PendulumState:
+    """What a Pendulum's picture is drawn from: angle, speed, and the torque of the arrow."""
+
+    @staticmethod
+    def get_state(env: gymnasium.Env) -> np.ndarray:
+        pendulum = env.unwrapped
+        torque = np.nan if pendulum.last_u is None else pendulum.last_u
+        return np.array([*pendulum.state, torque])
+
+    @staticmethod
+    def set_state(env: gymnasium.Env, state: np.ndarray) -> None:
+        pendulum = env.unwrapped
+        pendulum.state, pendulum.last_u = state[:2], None if np.isnan(state[2]) else state[2]
+
+
+def _pendulum(**settings: Any) -> EnvConfig:
+    return EnvConfig(id="Pendulum-v1", **{"num_envs": 2, "state": f"{__name__}:PendulumState", **settings})
+
+
+def test_states_are_drawn_as_the_frames_that_would_have_been_stored() -> None:
+    by_state, by_frame = _pendulum(), _pendulum(state=None)
+    envs = [make_env(config, seed=1) for config in (by_state, by_frame)]
+    renderers = [pickle.loads(pickle.dumps(make_renderer(config))) for config in (by_state, by_frame)]
+    roots = [env.reset() for env in envs]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        action = 4 * torch.rand(2, 1, generator=generator) - 2
+        steps = [env.step(root.set("action", action))["next"] for env, root in zip(envs, roots, strict=True)]
+        frames, observations = zip(
+            *(
+                (renderer.render(step["snapshot"].numpy()), renderer.observe(step["snapshot"].numpy()))
+                for renderer, step in zip(renderers, steps, strict=True)
+            ),
+            strict=True,
+        )
+        np.testing.assert_array_equal(*frames)
+        np.testing.assert_array_equal(*observations)
+        roots = [step.exclude("reward") for step in steps]
+    sizes = [env.simulator.spaces.snapshot_size for env in envs]
+    assert sizes == [3 * 8 + 3 * 4, 64 * 64 * 3 + 3 * 4]
+
+
+def test_a_state_hook_that_does_not_do_its_job_is_named() -> None:
+    with pytest.raises(ValueError, match="has no function get_state and no set_state"):
+        make_env(_pendulum(state="math"), seed=0)
+    with pytest.raises(ValueError, match=r"env.state 'no_such.module' cannot be imported"):
+        make_env(_pendulum(state="no_such.module"), seed=0)
+    with pytest.raises(ValueError, match="a state put back where it was taken changes the frame"):
+        make_env(_pendulum(state=f"{__name__}:ForgetfulState"), seed=0)
+
+
+class ForgetfulState(PendulumState):
+    """Puts the pole upright, whatever the state."""
+
+    @staticmethod
+    def set_state(env: gymnasium.Env, state: np.ndarray) -> None:
+        env.unwrapped.state = np.zeros(2)
+
+
+def test_wrappers_and_arguments_of_make_come_from_the_configuration() -> None:
+    config = EnvConfig(
+        id="CartPole-v1",
+        num_envs=1,
+        frame_size=16,
+        kwargs={"sutton_barto_reward": True},
+        wrappers=[
+            "gymnasium.wrappers.NormalizeObservation",
+            {"class_path": "gymnasium.wrappers.TimeAwareObservation", "init_args": {"normalize_time": False}},
+        ],
+    )
+    env = make_env(config, seed=0)
+    root = env.reset()
+    assert root["observation"].shape == (1, 5)
+    step = env.step(root.set("action", torch.zeros(1, dtype=torch.int64)))["next"]
+    assert step["observation"][0, 4] == 1  # the time
+    assert step["reward"].item() == 0  # of Sutton and Barto: −1 in the end, else 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"wrappers": ["gymnasium.wrappers.NoSuchThing"]},
+            "env.wrappers: gymnasium.wrappers.NoSuchThing cannot",
+        ),
+        ({"kwargs": {"colour": 3}}, "env.kwargs {'colour': 3} do not fit 'CartPole-v1'"),
+    ],
+)
+def test_what_cannot_be_made_of_the_configuration_is_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_env(EnvConfig(id="CartPole-v1", num_envs=1, **settings), seed=0)

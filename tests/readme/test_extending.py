@@ -7,6 +7,7 @@ import pickle
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,31 @@ def blocks(page: str) -> list[str]:
 
 @pytest.fixture
 def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EnvConfig]:
-    (code,) = blocks("environment.md")
+    state, code = blocks("environment.md")
     path = code.splitlines()[0].removeprefix("# ")
     (tmp_path / path).parent.mkdir()
     (tmp_path / path).write_text(code)
+    (tmp_path / state.splitlines()[0].removeprefix("# ")).write_text(state)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(registry, "_registered", [])
     (env_id,) = re.findall(r"`env.id: (\S+)`", (PAGES / "environment.md").read_text())
     importlib.invalidate_caches()
     yield EnvConfig(id=env_id, num_envs=5, max_steps=30)
-    for name in ("my_package.my_room", "my_package"):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
         sys.modules.pop(name)
+
+
+def test_the_state_functions_draw_what_stepping_draws(room: EnvConfig) -> None:
+    (path,) = re.findall(r"state: (\S+)", (PAGES / "environment.md").read_text())
+    by_state = EnvConfig(id="CartPole-v1", num_envs=2, state=path)
+    by_frame = replace(by_state, state=None)
+    frames = []
+    for config in (by_state, by_frame):
+        env, renderer = make_env(config, seed=0), make_renderer(config)
+        env.set_seed(3)
+        torch.manual_seed(0)
+        frames.append(renderer.render(env.rollout(5)["next", "snapshot"].numpy()))
+    np.testing.assert_array_equal(*frames)
 
 
 def test_the_toy_family_keeps_the_contract(room: EnvConfig) -> None:

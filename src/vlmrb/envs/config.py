@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from vlmrb.envs.registry import find_family
 
 Visuals = Literal["standard", "misleading", "abstract"]
+RenderQuality = Literal["fast", "shadows", "full"]
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,9 @@ class EnvConfig:
 
     Attributes:
         id: name of the environment. ``MiniGrid-DoorKey-NxN-v0`` for any N from 5 on is stepped as one batch of arrays,
-            other MiniGrid ids and any Gymnasium id with ``rgb_array`` frames one instance at a time (100 to 200
-            times slower). ``package.module:Id`` imports the module first, so that it can register what it brings.
+            other MiniGrid ids, OGBench's (``scene-play-singletask-task3-v0``) and any Gymnasium id with ``rgb_array``
+            frames one instance at a time (100 to 200 times slower). ``package.module:Id`` imports the module first, so
+            that it can register what it brings.
         num_envs: instances stepped together. More → cheaper steps and more varied batches, but older data between two
             updates and fewer episodes per instance. Throughput of the array-stepped ids levels off near 64.
         visuals: how frames look; dynamics and observations never change. ``standard``: MiniGrid's own sprites;
@@ -25,8 +27,12 @@ class EnvConfig:
             two measure how much a scorer leans on what sprites resemble, and exist for MiniGrid ids only.
         tile_size: edge of a tile in pixels when no frame size is asked for (MiniGrid). Larger → clearer to a scorer,
             and rendering cost grows with its square: 32 is MiniGrid's own, 8 the least at which all sprites differ.
-        frame_size: longest side of the stored frame in pixels (plain Gymnasium ids only, whose state cannot be drawn
-            again). Larger → clearer to a scorer, and 3·frame_size² bytes per stored step: 12 kB at 64, 197 kB at 256.
+        frame_size: longest side in pixels of the stored frame of plain Gymnasium ids, whose state cannot be drawn
+            again, and of OGBench's frames where a scorer asks for no size. Larger → clearer to a scorer, and, for the
+            former, 3·frame_size² bytes per stored step: 12 kB at 64, 197 kB at 256.
+        render_quality: how OGBench's frames are drawn. ``fast``: everything is there, but no shadows, reflections, sky
+            and smoothed edges; ``shadows``: with coarse shadows, which tell a lifted cube from a lying one, at about
+            half the speed; ``full``: upstream's look, several times slower without a GPU.
         max_steps: horizon in env steps after which an episode is truncated; ``None`` takes the environment's own
             (10·N² for DoorKey). Shorter → faster resets and fewer chances of a lucky success.
         workers: processes that share the instances of Gymnasium-stepped ids; 0 steps all of them in this process.
@@ -34,6 +40,12 @@ class EnvConfig:
         actions: the environment's own numbers of the discrete actions that the agent may choose, such as
             ``[0, 1, 2, 3, 5]`` for DoorKey without dropping the key and doing nothing; ``None`` gives it all. Fewer →
             random play reaches more, and results are no longer those of the original task.
+        kwargs: arguments of ``gymnasium.make`` besides the id (plain Gymnasium ids only).
+        wrappers: Gymnasium wrappers put around each instance, innermost first (plain Gymnasium ids only): class paths,
+            or ``{class_path: …, init_args: {…}}``. A frame stack hides from the scorer nothing that ``render`` shows.
+        state: ``package.module:name`` (or a module) of ``get_state(env) -> array`` and ``set_state(env, array)``, by
+            which a plain Gymnasium state is stored instead of its frame and drawn when a scorer asks. ``None`` stores
+            frames: 3·frame_size² bytes and one ``render()`` for every step.
         success: ``package.module:function``, called as ``function(info, reward, terminated, truncated) -> bool`` after
             every step of plain Gymnasium ids; an episode counts as a success if one of its steps does. ``None`` reads
             ``info["success"]`` or ``info["is_success"]``, else a positive reward at termination counts.
@@ -44,9 +56,13 @@ class EnvConfig:
     visuals: Visuals = "standard"
     tile_size: int = 8
     frame_size: int = 64
+    render_quality: RenderQuality = "fast"
     max_steps: int | None = None
     workers: int = 0
     actions: list[int] | None = None
+    kwargs: dict[str, Any] | None = None
+    wrappers: list[str | dict[str, Any]] | None = None
+    state: str | None = None
     success: str | None = None
 
     def __post_init__(self) -> None:
@@ -60,6 +76,8 @@ class EnvConfig:
                 raise ValueError(f"env.{name} must be at least 1, got {getattr(self, name)}")
         if self.visuals not in ("standard", "misleading", "abstract"):
             raise ValueError(f"env.visuals must be standard, misleading or abstract, got {self.visuals!r}")
+        if self.render_quality not in ("fast", "shadows", "full"):
+            raise ValueError(f"env.render_quality must be fast, shadows or full, got {self.render_quality!r}")
         if self.max_steps is not None and self.max_steps < 1:
             raise ValueError(f"env.max_steps must be at least 1, got {self.max_steps}")
         if not 0 <= self.workers <= self.num_envs:
@@ -70,4 +88,12 @@ class EnvConfig:
             raise ValueError(f"env.actions must be two or more different action numbers from 0 on, got {self.actions}")
         if self.success is not None and ":" not in self.success:
             raise ValueError(f"env.success must look like package.module:function, got {self.success!r}")
-        find_family(self.id).check(self)
+        for wrapper in self.wrappers or []:
+            if not isinstance(wrapper, str) and not {"class_path"} <= wrapper.keys() <= {"class_path", "init_args"}:
+                raise ValueError(f"env.wrappers holds class paths or {{class_path, init_args}}, got {wrapper}")
+        family = find_family(self.id)
+        plain = getattr(family, "__name__", None) == "vlmrb.envs.gymnasium"
+        for name in ("kwargs", "wrappers", "state"):
+            if getattr(self, name) is not None and not plain:
+                raise ValueError(f"env.{name} goes with plain Gymnasium ids only, not with {self.id!r}")
+        family.check(self)

@@ -2,14 +2,16 @@
 
 A plain Gymnasium state cannot be drawn again later, so its snapshot *is* the frame, scaled down to ``frame_size``, with
 the observation's bytes behind it: 3·frame_size² bytes for each state held, against some hundred for a grid world. Keep
-``frame_size`` small, or give an environment that matters a family of its own whose snapshots are states.
+``frame_size`` small, or name functions that take and put back states (``env.state``, `gymnasium_state`).
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import os
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, SupportsFloat
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from vlmrb.envs.batch import SimulatorEnv
     from vlmrb.envs.config import EnvConfig
     from vlmrb.scoring.clips import Renderer
+
+logger = logging.getLogger(__name__)
 
 SuccessTest = Callable[[dict[str, Any], float, bool, bool], bool]
 """``(info, reward, terminated, truncated) → bool``, after every step; an episode succeeds if one of its steps does."""
@@ -78,12 +82,24 @@ class Instance:
     def _make(self) -> gymnasium.Env:
         # Frames go to arrays, never to a screen; without one, pygame's SDL complains on stderr at every start.
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-        return gymnasium.make(self.config.id, render_mode="rgb_array", max_episode_steps=self.config.max_steps)
+        config = self.config
+        try:
+            env = gymnasium.make(
+                config.id, render_mode="rgb_array", max_episode_steps=config.max_steps, **(config.kwargs or {})
+            )
+        except TypeError as error:
+            raise ValueError(f"env.kwargs {config.kwargs} do not fit {config.id!r}: {error}") from error
+        for wrapper in config.wrappers or []:
+            env = _wrap(env, wrapper)
+        return env
 
     def _spaces(self) -> Spaces:
+        return self._sized_spaces(self._frame().size)
+
+    def _sized_spaces(self, size: int) -> Spaces:
+        """Returns the spaces, where ``size`` bytes of a snapshot are not the observation's."""
         observation = self._observe()
-        size = self._frame().size + observation.nbytes
-        return Spaces(observation.shape, observation.dtype, size, action_space(self.env))
+        return Spaces(observation.shape, observation.dtype, size + observation.nbytes, action_space(self.env))
 
     def reset(self, seed: int) -> None:
         """Begins a new episode."""
@@ -123,13 +139,29 @@ class Instance:
 
     def _frame(self) -> NDArray[np.uint8]:
         """Returns the frame ``uint8[H, W, 3]``, its longer side at most ``frame_size`` pixels."""
+        return shrink(self._render()[None], self.config.frame_size)[0]
+
+    def _render(self) -> NDArray[np.uint8]:
+        """Returns the frame ``uint8[H, W, 3]`` as the environment draws it."""
         try:
             frame: Any = self.env.render()
         except DependencyNotInstalled as error:
             raise ValueError(f"env.id {self.config.id!r} cannot draw frames: {error}") from error
         if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] != 3:
             raise ValueError(f"env.id {self.config.id!r} draws no rgb_array frames [H, W, 3]")
-        return shrink(frame[None], self.config.frame_size)[0]
+        return frame
+
+
+def _wrap(env: gymnasium.Env, wrapper: str | dict[str, Any]) -> gymnasium.Env:
+    """Puts one of ``env.wrappers`` around an environment."""
+    path, arguments = (
+        (wrapper, {}) if isinstance(wrapper, str) else (wrapper["class_path"], wrapper.get("init_args", {}))
+    )
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)(env, **arguments)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"env.wrappers: {path} cannot be put around {env}: {error}") from error
 
 
 def action_space(env: gymnasium.Env) -> int | tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -296,19 +328,40 @@ def check(config: EnvConfig) -> None:
         raise ValueError(f"env.visuals {config.visuals!r} exists for MiniGrid ids only, not for {config.id!r}")
 
 
+def _instance_class(config: EnvConfig) -> type[Instance]:
+    if config.state is None:
+        return Instance
+    from vlmrb.envs.gymnasium_state import StateInstance
+
+    return StateInstance
+
+
 def make_env(config: EnvConfig, num_envs: int, seed: int) -> SimulatorEnv:
     """Makes a batch of Gymnasium instances."""
     from vlmrb.envs.batch import SimulatorEnv
 
-    make = functools.partial(Instance, config)
+    make = functools.partial(_instance_class(config), config)
     return SimulatorEnv(GymnasiumSimulator(make, num_envs, min(config.workers, num_envs), seed), config.actions)
 
 
 def make_renderer(config: EnvConfig) -> Renderer:
-    """Makes the renderer of snapshots that hold frames; opens one instance to learn their size."""
-    instance = Instance(config)
+    """Makes the renderer of snapshots; opens one instance to learn the size of frames, or to try ``env.state``."""
+    instance = _instance_class(config)(config)
     try:
+        if config.state is not None:
+            from vlmrb.envs.gymnasium_state import StateRenderer
+
+            return StateRenderer(config)
         observation = instance.look()[0]
-        return FrameRenderer(config.id, instance._frame().shape, observation.shape, observation.dtype.str)
+        started = time.perf_counter()
+        frame = instance._frame()
+        logger.info(
+            "env.id %s: each stored step holds its frame, %.1f kB, and drawing it took %.1f ms; a smaller "
+            "env.frame_size saves memory, env.state both",
+            config.id,
+            frame.size / 1e3,
+            1e3 * (time.perf_counter() - started),
+        )
+        return FrameRenderer(config.id, frame.shape, observation.shape, observation.dtype.str)
     finally:
         instance.close()
