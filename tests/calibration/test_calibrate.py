@@ -15,7 +15,7 @@ import yaml
 from corpora import doorkey_corpus, square_frames, write_gif
 
 from vlmrb.calibration.corpus import Corpus, load_corpus
-from vlmrb.calibration.gallery import pick
+from vlmrb.calibration.gallery import pick, write_clips
 from vlmrb.calibration.labelled_videos import collect_videos
 from vlmrb.calibration.report import SPLIT_SEED, judge
 from vlmrb.calibration.scores import load_candidates
@@ -247,6 +247,14 @@ def test_clips_shown_are_the_extremes() -> None:
     labels = np.array([True, False, True, False, False, True])
     picked = {kind: rows.tolist() for kind, rows in pick(scores, labels, 0.6, 2).items()}
     assert picked == {"highest": [3, 0], "lowest": [1, 4], "missed": [5, 2], "false alarms": [3]}
+
+
+def test_a_report_in_a_used_folder_shows_its_own_clips(corpus: Corpus, tmp_path: Path) -> None:
+    (tmp_path / "clip_00001.gif").write_bytes(b"of another corpus, or broken off")
+    scores = np.zeros(len(corpus.clips), np.float32)
+    for folder in (tmp_path, tmp_path / "new"):
+        assert [shown.file for shown in write_clips(corpus, np.array([1]), scores, folder)] == ["clip_00001.gif"]
+    assert (tmp_path / "clip_00001.gif").read_bytes() == (tmp_path / "new" / "clip_00001.gif").read_bytes()
 
 
 def test_equal_scores_are_shown_from_everywhere() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmrb.calibration.corpus import Corpus
+from vlmrb.calibration.manifest import write_whole
 from vlmrb.media import encode_gif, enlarge
 
 SHOWN_SIZE = 160  # pixels of a clip on the page
@@ -60,7 +61,7 @@ def pick(
 
 
 def write_clips(corpus: Corpus, rows: NDArray[np.int64], scores: NDArray[np.float32], folder: Path) -> list[Shown]:
-    """Writes clips as GIFs, each once however many scorers show it.
+    """Writes clips as GIFs, by their places in the corpus.
 
     Args:
         corpus: where the clips are.
@@ -71,13 +72,12 @@ def write_clips(corpus: Corpus, rows: NDArray[np.int64], scores: NDArray[np.floa
     folder.mkdir(parents=True, exist_ok=True)
     shown = []
     for row in rows.tolist():
-        path = folder / f"clip_{row:05d}.gif"
-        if not path.is_file():
-            batch = corpus.batch(np.array([row]))
-            frames = batch.frames()[0]
-            if max(frames.shape[1:3]) > SHOWN_SIZE:
-                frames = corpus.renderer.render(batch.snapshots[0], SHOWN_SIZE)
-            path.write_bytes(encode_gif(enlarge(frames[: batch.lengths[0]], SHOWN_SIZE), FPS))
+        path = folder / f"clip_{row:05d}.gif"  # one that is there may be another corpus's, or broken off
+        batch = corpus.batch(np.array([row]))
+        frames = batch.frames()[0]
+        if max(frames.shape[1:3]) > SHOWN_SIZE:
+            frames = corpus.renderer.render(batch.snapshots[0], SHOWN_SIZE)
+        write_whole(path, encode_gif(enlarge(frames[: batch.lengths[0]], SHOWN_SIZE), FPS))
         shown.append(Shown(path.name, row, float(scores[row]), happens(corpus, row)))
     return shown
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from vlmrb.calibration.manifest import write_whole
 from vlmrb.calibration.statistics import confusion, roc_curve
 
 _LIGHT = {"ink": "#1f2328", "faint": "#d8dee4", "paper": "#ffffff"}
@@ -120,4 +122,6 @@ def _figures(path: Path, panels: int) -> Iterator[tuple[Figure, NDArray[Any]]]:
                 one.set_axisbelow(True)
                 one.spines[["top", "right"]].set_visible(False)
             yield figure, axes
-            figure.savefig(target, dpi=110)
+            picture = io.BytesIO()
+            figure.savefig(picture, dpi=110)
+            write_whole(target, picture.getvalue())
