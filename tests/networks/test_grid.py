@@ -4,7 +4,8 @@ import pytest
 import torch
 from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
 
-from vlmrb.networks.grid import GridEncoder, make_q_network, mlp
+from vlmrb.networks.grid import GridEncoder, make_q_network
+from vlmrb.networks.mlp import mlp
 
 
 def grid(*cell: int) -> torch.Tensor:

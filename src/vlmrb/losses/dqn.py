@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from vlmrb.losses.targets import reward_and_discount
+
 LossFunction = Literal["smooth_l1", "l2"]
 
 
@@ -55,10 +57,8 @@ class DQNLoss(nn.Module):
             value = values.gather(-1, action).squeeze(-1)
         else:
             value = values.amax(-1)
-        steps = batch.get("steps_to_next_obs", None)
-        discount = self.gamma if steps is None else self.gamma ** steps.reshape(-1)
-        alive = ~batch["next", "terminated"].reshape(-1)
-        return batch["next", "reward"].reshape(-1) + discount * alive * value
+        reward, discount = reward_and_discount(batch, self.gamma)
+        return reward + discount * value
 
     def forward(self, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
         """Computes the loss of a batch.

@@ -1,0 +1,101 @@
+"""Implicit quantile networks (Dabney et al. 2018), the paper's other MiniGrid algorithm (section 5)."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from vlmrb.algorithms.config import TrainingConfig
+from vlmrb.algorithms.value_based import ValueBased
+from vlmrb.envs import EnvConfig
+from vlmrb.losses.iqn import IQNLoss
+from vlmrb.networks.quantile import QuantileNetwork, make_quantile_network
+from vlmrb.replay.config import ReplayConfig
+
+
+class IQN(ValueBased):
+    """IQN with hard target updates, optional double Q and n-step returns; acts on the mean of its quantiles.
+
+    Args:
+        env: which environment; its actions must be discrete.
+        training: budgets and schedules.
+        replay: the replay scheme.
+        seed: seeds environments, buffer, exploration and the quantile levels.
+        num_quantiles: N, levels drawn for the online network. Higher → less noise in the gradient, more time.
+        num_target_quantiles: N', levels drawn for the target. Higher → less noise in the target, more time.
+        num_policy_quantiles: K, evenly spaced levels by which actions are chosen.
+        num_cosines: terms of the embedding of a level.
+        kappa: κ > 0 of the Huber loss, where it turns from quadratic to linear.
+        common: the settings of `ValueBased`.
+    """
+
+    q_network: QuantileNetwork
+    target_network: QuantileNetwork
+
+    def __init__(
+        self,
+        env: EnvConfig | None = None,
+        training: TrainingConfig | None = None,
+        replay: ReplayConfig | None = None,
+        seed: int = 0,
+        num_quantiles: int = 8,
+        num_target_quantiles: int = 8,
+        num_policy_quantiles: int = 32,
+        num_cosines: int = 64,
+        kappa: float = 1.0,
+        **common: Any,
+    ) -> None:
+        super().__init__(env, training, replay, seed, **common)
+        self.num_quantiles = num_quantiles
+        self.num_target_quantiles = num_target_quantiles
+        self.num_policy_quantiles = num_policy_quantiles
+        self.num_cosines = num_cosines
+        self.kappa = kappa
+        for name in ("num_quantiles", "num_target_quantiles", "num_policy_quantiles", "num_cosines"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"model.{name}={getattr(self, name)} must be at least 1")
+        if kappa <= 0:
+            raise ValueError(f"model.kappa={kappa} must be positive")
+
+    @cached_property
+    def quantile_generator(self) -> torch.Generator:
+        """Where the levels of training are drawn from; on the module's device, first asked for when that is settled."""
+        return torch.Generator(self.device).manual_seed(self.seed + 3)
+
+    def generators(self) -> dict[str, torch.Generator]:
+        """Returns the base's generators and that of the quantile levels."""
+        return super().generators() | {"quantiles": self.quantile_generator}
+
+    def make_network(self, observation_spec: Any) -> QuantileNetwork:
+        """Creates the quantile network; override it to use your own."""
+        shape, dtype = observation_spec.shape, observation_spec.dtype
+        return make_quantile_network(shape, dtype, self.num_actions, self.hidden_sizes, self.colors, self.num_cosines)
+
+    def make_loss(self) -> IQNLoss:
+        """Creates the loss."""
+        return IQNLoss(
+            self.q_network,
+            self.target_network,
+            self.training_config.gamma,
+            self.num_policy_quantiles,
+            self.double_q,
+            self.kappa,
+        )
+
+    def compute_loss(self, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
+        """Draws quantile levels and returns the loss of ``[B]`` rows and |δ|, ``float32[B]``."""
+        levels = torch.rand(
+            len(batch),
+            self.num_quantiles + self.num_target_quantiles,
+            generator=self.quantile_generator,
+            device=self.device,
+        )
+        return self.loss(batch, levels[:, : self.num_quantiles], levels[:, self.num_quantiles :])
+
+    def q_values(self, observation: Tensor) -> Tensor:
+        """Returns Q(s, ·), the mean over K evenly spaced quantiles, ``float32[n, num_actions]``."""
+        return self.q_network.mean_over(self.q_network.features(observation), self.num_policy_quantiles)
