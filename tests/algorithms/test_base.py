@@ -9,7 +9,8 @@ import pytest
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 
-from vlmrb.algorithms import DQN, TrainingConfig
+from vlmrb.algorithms import DQN, IQN, SAC, TD3, OffPolicyModule, TrainingConfig
+from vlmrb.algorithms.actor_critic import ActorCritic
 from vlmrb.callbacks.scoring import ScoringCallback
 from vlmrb.envs import EnvConfig
 from vlmrb.evaluation import evaluate
@@ -26,7 +27,7 @@ def training(**changes: Any) -> TrainingConfig:
     return TrainingConfig(**{**settings, **changes})
 
 
-def fit(folder: Path, module: DQN, *callbacks: Callback, **options: Any) -> DQN:
+def fit(folder: Path, module: Any, *callbacks: Callback, **options: Any) -> Any:
     seed_everything(0, verbose=False)
     trainer = Trainer(
         accelerator="cpu",
@@ -46,7 +47,7 @@ def fit(folder: Path, module: DQN, *callbacks: Callback, **options: Any) -> DQN:
 class After(Callback):
     """Calls a function after every batch."""
 
-    def __init__(self, function: Callable[[DQN], None]) -> None:
+    def __init__(self, function: Callable[[Any], None]) -> None:
         self.function = function
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
@@ -95,6 +96,28 @@ def test_written_td_errors_are_those_of_the_sampled_rows(tmp_path: Path) -> None
     module.update = spy  # type: ignore[method-assign]
     fit(tmp_path, module)
     index, expected = seen[-1]
+    torch.testing.assert_close(module.buffer.columns["td_error"][index].float(), expected)
+
+
+@pytest.mark.parametrize("algorithm", [DQN, IQN, SAC, TD3])
+def test_every_algorithm_writes_the_td_errors_that_it_returns(tmp_path: Path, algorithm: type[OffPolicyModule]) -> None:
+    env = EnvConfig("PointReach-6-v0", num_envs=4) if issubclass(algorithm, ActorCritic) else ENV
+    module = algorithm(env, training(replay_ratio=0.05), PER, hidden_sizes=[16])  # type: ignore[call-arg]
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    update = module.update
+
+    def spy(batch: Any) -> Any:
+        metrics, abs_td_error = update(batch)
+        seen.append((batch["index"], abs_td_error))
+        return metrics, abs_td_error
+
+    module.update = spy  # type: ignore[method-assign]
+    fit(tmp_path, module)
+    assert module.grad_steps == len(seen) == 20  # 10 blocks of 40 · 0.05
+    index, expected = seen[-1]
+    assert expected.shape == (16,)
+    assert (expected >= 0).all()
+    assert expected.max() > 0
     torch.testing.assert_close(module.buffer.columns["td_error"][index].float(), expected)
 
 

@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from vlmrb.algorithms import DQN, TrainingConfig
+from vlmrb.algorithms import DQN, IQN, SAC, TD3, OffPolicyModule, TrainingConfig
 from vlmrb.callbacks.evaluation import EvaluationCallback
 from vlmrb.callbacks.monitoring import MonitoringCallback
 from vlmrb.callbacks.replay_checkpoint import ReplayCheckpoint
@@ -41,6 +41,15 @@ SCHEMES = {
 }
 
 
+DISCRETE = {"target_update_interval": 7, "epsilon_end": 0.3, "epsilon_fraction": 0.1}
+ALGORITHMS: dict[str, tuple[type[OffPolicyModule], str, dict[str, Any]]] = {
+    "dqn": (DQN, "MiniGrid-DoorKey-5x5-v0", DISCRETE),
+    "iqn": (IQN, "MiniGrid-DoorKey-5x5-v0", DISCRETE),
+    "sac": (SAC, "PointReach-6-v0", {}),
+    "td3": (TD3, "PointReach-6-v0", {}),
+}
+
+
 class StopAt(Callback):
     """Sends the process a signal at given env steps, as a scheduler would."""
 
@@ -53,7 +62,7 @@ class StopAt(Callback):
 
 
 class Run(NamedTuple):
-    module: DQN
+    module: OffPolicyModule
     trainer: Trainer
     checkpoint: ReplayCheckpoint
 
@@ -65,14 +74,14 @@ class Run(NamedTuple):
             scoring.pop("meter")
         return {
             "parameters": dict(module.state_dict()),
-            "optimizer": self.trainer.optimizers[0].state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.trainer.optimizers],
             "buffer": module.buffer.state_dict(),
             "scoring": scoring,
             "collector": module._collector.state_dict(),
-            "exploration": module.exploration_generator.get_state(),
+            "generators": {name: generator.get_state() for name, generator in module.generators().items()},
             "torch": torch.get_rng_state(),
             "numpy": list(np.random.get_state()),
-            "counters": [module.env_steps, module.grad_steps, module._due, module._learning_from, module.epsilon],
+            "counters": [module.env_steps, module.grad_steps, module._due, module._learning_from, module.gauges()],
             "next draws": [module.buffer.sample().to_dict() for _ in range(3)],
         }
 
@@ -90,8 +99,9 @@ def train(
     cache: str | None = "memory",
     backend: str = "sync",
     others: Sequence[Callback] = (),
-    epsilon: float = 0.3,
-    env_id: str = "MiniGrid-DoorKey-5x5-v0",
+    algorithm: str = "dqn",
+    env_id: str | None = None,
+    model: dict[str, Any] | None = None,
     **checkpoint: Any,
 ) -> Run:
     torch.manual_seed(3)
@@ -99,8 +109,9 @@ def train(
     replay = ReplayConfig(
         **{**vars(SCHEMES[scheme]), "capacity": CAPACITY, "batch_size": 16, "clip_length": 8, "n_steps": 3}
     )
-    module = DQN(
-        EnvConfig(env_id, num_envs=4, max_steps=70),
+    module_class, usual_env, settings = ALGORITHMS[algorithm]
+    module = module_class(
+        EnvConfig(env_id or usual_env, num_envs=4, max_steps=70),
         TrainingConfig(
             total_env_steps=total,
             learning_starts=64,
@@ -110,9 +121,7 @@ def train(
         replay,
         seed=3,
         hidden_sizes=(16,),
-        target_update_interval=7,
-        epsilon_end=epsilon,
-        epsilon_fraction=0.1,
+        **(settings | (model or {})),
     )
     callback = ReplayCheckpoint(**{"every_n_env_steps": 10**9, **checkpoint})
     scorers = {"milestones": MilestonesScorer(), "sprites": SpritesScorer(), None: None}
@@ -162,7 +171,7 @@ def is_torn(run: Run) -> bool:
         (streams._episode >= 0).any()
         and (streams._position > 0).any()
         and run.module.buffer.state_dict()["look_back"] is not None
-        and run.module.epsilon > 0
+        and run.module.gauges()["epsilon"] > 0
         and run.module.env_steps > CAPACITY == len(run.module.buffer)
     )
 
@@ -185,11 +194,26 @@ def test_a_run_interrupted_twice_equals_one_that_was_not(tmp_path: Path, scheme:
     assert differences(whole.state(), part.state()) == []
 
 
+@pytest.mark.parametrize("scheme", ["uniform", "per", "vlm", "vlm_td"])
+@pytest.mark.parametrize("algorithm", ["iqn", "sac", "td3"])
+def test_every_algorithm_resumes_exactly_under_every_scheme(tmp_path: Path, algorithm: str, scheme: str) -> None:
+    settings: dict[str, Any] = {"algorithm": algorithm, "total": 2 * SEGMENT}
+    settings["scorer"] = "milestones" if scheme.startswith("vlm") else None
+    whole = train(tmp_path / "whole", scheme, **settings)
+    train(tmp_path / "parts", scheme, stop_at=SEGMENT, **settings)
+    resumed = train(tmp_path / "parts", scheme, resume=True, **settings)
+    assert whole.module.grad_steps == 157  # 29 blocks of 32 · 0.17, from env step 64 on
+    assert differences(whole.state(), resumed.state()) == []
+    agent = OffPolicyModule.from_checkpoint(tmp_path / "parts" / "checkpoints" / "last.ckpt")
+    observation = next(iter(resumed.module.buffer.sample()["observation"].split(4)))
+    assert torch.equal(agent.act(observation), resumed.module.act(observation))
+
+
 @pytest.mark.parametrize("cache", ["memory", None])
 def test_a_control_experiment_resumes_exactly(tmp_path: Path, cache: str | None) -> None:
     def part(folder: str, **settings: Any) -> Run:  # little exploration: many clips are alike, and come from the cache
         control = Shuffled(memory=200)
-        return train(tmp_path / folder, "vlm_td", control=control, cache=cache, epsilon=0.05, **settings)
+        return train(tmp_path / folder, "vlm_td", control=control, cache=cache, model={"epsilon_end": 0.05}, **settings)
 
     whole = part("whole")
     part("parts", stop_at=SEGMENT)

@@ -3,5 +3,8 @@
 from vlmrb.algorithms.base import OffPolicyModule
 from vlmrb.algorithms.config import TrainingConfig
 from vlmrb.algorithms.dqn import DQN
+from vlmrb.algorithms.iqn import IQN
+from vlmrb.algorithms.sac import SAC
+from vlmrb.algorithms.td3 import TD3
 
-__all__ = ["DQN", "OffPolicyModule", "TrainingConfig"]
+__all__ = ["DQN", "IQN", "SAC", "TD3", "OffPolicyModule", "TrainingConfig"]

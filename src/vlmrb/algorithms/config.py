@@ -17,7 +17,8 @@ class TrainingConfig:
         replay_ratio: gradient steps per env step; fractions carry over. Higher → more learning per env step, slower
             wall clock, more over-fitting to early experience.
         gamma: discount factor per env step.
-        compile: compile the loss with `torch.compile`; pays off only on long runs (it takes up to a minute).
+        compile: compile the loss of DQN or IQN with `torch.compile`; pays off only on long runs (it takes up to a
+            minute).
     """
 
     total_env_steps: int = 240_000
