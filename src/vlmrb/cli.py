@@ -21,6 +21,7 @@ usage: vlmrb VERB [options]
   demo       five minutes on a laptop: VLM-RB beside uniform replay, with pictures, in runs/demo
   sweep      configurations × seeds → CSV and a plot with confidence bands; resumable
   serve      put a scorer behind HTTP: vlmrb serve -c configs/scorer/sprites.yaml; runs use configs/scorer/remote.yaml
+  record     play episodes with a script or an agent for a run to start with: vlmrb fit --prefill FOLDER
   corpus     collect labelled clips of an environment, or of your own videos
   calibrate  judge scorers and prompts on a corpus before a run is paid for; chooses the threshold
   score      draw a scorer's answers along a video or an episode
@@ -68,6 +69,12 @@ def _serve(args: list[str]) -> int:
     return _call(serve, args)
 
 
+def _record(args: list[str]) -> int:
+    from vlmrb.recording import record
+
+    return _call(record, args)
+
+
 def _corpus(args: list[str]) -> int:
     from vlmrb.calibration.verbs import corpus
 
@@ -102,6 +109,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "demo": _demo,
     "sweep": _sweep,
     "serve": _serve,
+    "record": _record,
     "corpus": _corpus,
     "calibrate": _calibrate,
     "score": _score,

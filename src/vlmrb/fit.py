@@ -18,6 +18,7 @@ from vlmrb.algorithms.config import TrainingConfig
 from vlmrb.callbacks.checkpoint_files import read_env_steps
 from vlmrb.callbacks.evaluation import EvaluationCallback
 from vlmrb.callbacks.monitoring import MonitoringCallback
+from vlmrb.callbacks.prefill import PrefillCallback
 from vlmrb.callbacks.progress import ProgressBar
 from vlmrb.callbacks.replay_checkpoint import ReplayCheckpoint
 from vlmrb.callbacks.scoring import ScoringCallback
@@ -77,6 +78,12 @@ class FitCLI(LightningCLI):
         parser.add_argument(
             "--overwrite", type=bool, default=False, help="move an earlier run in run_dir aside instead of refusing"
         )
+        parser.add_argument(
+            "--prefill",
+            type=str | None,
+            default=None,
+            help="start with the rows of this folder: an earlier run's buffer, or episodes of `vlmrb record`",
+        )
         parser.add_argument("--env", type=EnvConfig, default=EnvConfig(), help="which environment")
         parser.add_argument("--training", type=TrainingConfig, default=TrainingConfig(), help="budgets and schedules")
         parser.add_argument("--replay", type=ReplayConfig, default=ReplayConfig(), help="the replay scheme")
@@ -132,6 +139,8 @@ class FitCLI(LightningCLI):
         if self.config_init["fit"]["trainer"].get("logger") in (None, True):
             kwargs["logger"] = [TensorBoardLogger(run_dir, name="", version=""), AppendingCSVLogger(run_dir)]
         trainer = super().instantiate_trainer(**kwargs)
+        if self.config_init["fit"]["prefill"] is not None:
+            trainer.callbacks.insert(0, PrefillCallback(self.config_init["fit"]["prefill"]))  # checkpoints come last
         require_one_device(trainer.num_devices * trainer.num_nodes)  # before a process is started for each
         return trainer
 

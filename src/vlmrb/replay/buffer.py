@@ -13,6 +13,7 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
 
+from vlmrb.replay.blocks import Form
 from vlmrb.replay.clips import ClipStore
 from vlmrb.replay.columns import WriteResult, whole_numbers
 from vlmrb.replay.monitor import SampleMonitor
@@ -215,6 +216,12 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         streams.forget_episodes()
         return slots
 
+    def change_streams(self) -> Tensor:
+        """Ends all running episodes as `end_streams` does, and lets blocks of another number of environments follow."""
+        slots = self.end_streams()
+        self._stamper.forget_streams()
+        return slots
+
     def _choose_storage(self, rows: TensorDictBase) -> None:
         """Replaces the storage by a memory-mapped one if that was asked for or the rows are too large."""
         storage = self._placement.mapped(self.capacity, rows)
@@ -232,6 +239,11 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
     def terms(self) -> list[PriorityTerm]:
         """The factors of the priority."""
         return self._priorities.terms
+
+    @property
+    def row_forms(self) -> Mapping[NestedKey, Form]:
+        """Shape and dtype of each key of the rows accepted so far, snapshots included; empty before the first."""
+        return self._stamper.reader.forms
 
     def set_env_steps(self, env_steps: int) -> None:
         """Moves the clock, and with it λ and β along their schedules."""

@@ -185,6 +185,14 @@ class ClipStore:
         completed, self._completed = self._completed, []
         return completed
 
+    def hand_out_again(self) -> None:
+        """Forgets all scores, and hands out every complete clip as if it had been completed at env step 0."""
+        entries = np.array(list(self._entry_of.values()), np.int64)
+        entries = entries[self._is_complete(entries)]
+        self._fields["score"][entries] = np.nan
+        self._fields["born"][entries] = 0
+        self._completed = sorted(self._ids[entries].tolist())
+
     def contains(self, clip_id: int) -> bool:
         """Whether any row of the clip lives, so that a score for it would still matter."""
         return clip_id in self._entry_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from tensordict import TensorDict
 
 from vlmrb.replay.transform import STAMP
@@ -47,14 +48,8 @@ def load_buffer_state(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> None
         ValueError: another schema, or other settings; nothing has changed.
     """
     check_buffer_state(buffer, state)
-    size = state["size"]
     buffer.empty()
-    if size:
-        rows = TensorDict(state["rows"], [size])
-        if buffer._writer.table is None:
-            buffer._choose_storage(rows)
-        buffer._writer.extend(rows)
-    buffer._writer.load_state_dict(state["writer"])
+    _write_rows(buffer, state)
     buffer._sampler.load_state_dict(state["sampler"])
     buffer._priorities.load_state_dict(state)
     if buffer.clips is not None:
@@ -66,6 +61,42 @@ def load_buffer_state(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> None
     buffer.monitor.load_state_dict(state["monitor"])
     buffer.env_steps = state["env_steps"]
     buffer._rng.set_state(state["generator"])
+
+
+def restore_rows(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> None:
+    """Restores rows, clips and episodes of `buffer_state`, and nothing that later draws depend on.
+
+    Rows are as new at env step 0: unscored, with the |δ| of new ones. The saved buffer may have had other priority
+    terms.
+
+    Raises:
+        ValueError: another schema, or other settings; nothing has changed.
+    """
+    settings = {**state.get("settings", {}), "terms": _settings(buffer)["terms"]}
+    check_buffer_state(buffer, {**state, "settings": settings})
+    buffer.empty()
+    _write_rows(buffer, state)
+    if buffer.clips is not None:
+        buffer.clips.load_state_dict(state["clips"])
+    buffer._stamper.set_extra_state(state["streams"])
+    _expect_same_rows(buffer, state)
+    if buffer._n_step is not None:
+        buffer._n_step.set_extra_state(state["look_back"])
+    index = np.arange(state["size"])
+    if len(index):
+        saved = {name: tensor.numpy() for name, tensor in state["columns"].items()}
+        kept = {name: saved[name] for name in ("clip_id", "episode_id", "position", "episode_success")}
+        buffer._priorities.fill(index, kept | {"env_step": 0})
+        buffer._priorities.compose(index, source="an earlier run's rows")
+
+
+def _write_rows(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> None:
+    if state["size"]:
+        rows = TensorDict(state["rows"], [state["size"]])
+        if buffer._writer.table is None:
+            buffer._choose_storage(rows)
+        buffer._writer.extend(rows)
+    buffer._writer.load_state_dict(state["writer"])
 
 
 def check_buffer_state(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> None:

@@ -40,6 +40,7 @@ class VLMScoreTransform(Transform):
         both = [key for key in keep if isinstance(key, str) and ("next", key) in keep]
         self.reader = BlockReader(keep, clips is not None, both[0] if consecutive and both else None)
         self.streams: Streams | None = None
+        self._next_episode = 0
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         num_envs = tensordict.shape[0]
@@ -50,6 +51,7 @@ class VLMScoreTransform(Transform):
         streams = self.streams
         if streams is None:
             streams = Streams(num_envs, self.clips)
+            streams.next_episode = self._next_episode
         elif streams.knows_success != (block.success is not None):
             change = "lacked and these have" if block.success is not None else "had and these lack"
             raise ValueError(f"('next', 'success') must be there always or never: rows before {change} it")
@@ -58,6 +60,11 @@ class VLMScoreTransform(Transform):
         self.streams, self.reader.forms = streams, block.forms
         stamp = streams.stamp(block.done, block.success, block.frames)
         return block.rows.set(STAMP, torch.from_numpy(stamp))
+
+    def forget_streams(self) -> None:
+        """Lets other environments, of another number, come next; episodes are numbered on."""
+        if self.streams is not None:
+            self._next_episode, self.streams = self.streams.next_episode, None
 
     def commit(
         self, slots: NDArray[np.int64], generations: NDArray[np.int64], stamp: NDArray[np.int64], env_steps: int
@@ -75,6 +82,7 @@ class VLMScoreTransform(Transform):
     def set_extra_state(self, state: dict[str, Any] | None) -> None:
         """Restores `get_extra_state`."""
         self.streams = None
+        self._next_episode = 0
         if state is not None:
             self.streams = Streams(state["num_envs"], self.clips)
             self.streams.load_state_dict(state["streams"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -167,6 +167,31 @@ class ScoringService:
             if time.monotonic() >= deadline or self._closed:
                 return False
             time.sleep(0.002)
+
+    def score_completed(self, timeout_s: float) -> Iterator[int]:
+        """Scores all clips that have been completed so far and waits for them: for a buffer that is filled beforehand.
+
+        Args:
+            timeout_s: seconds to wait at most for each part; after the first part that takes longer nothing more is
+                waited for, and the queue keeps of the rest what it has room for.
+
+        Yields:
+            How many clips each part held.
+
+        Raises:
+            ScorerError: see `poll`.
+        """
+        completed = self._clips.take_completed()
+        part = min(self.config.max_waiting, 8 * self.config.batch_clips)
+        for start in range(0, len(completed), part):
+            ids = completed[start : start + part]
+            self._admit(ids)
+            if not self.drain(timeout_s):
+                logger.warning("scorer %r is slow: training starts before all clips are scored", self.scorer.name)
+                self._admit(completed[start + part :])
+                self._queue.bound()
+                return
+            yield len(ids)
 
     def close(self) -> None:
         """Stops the scorer; may be called more than once. Clips in flight go back to waiting."""
