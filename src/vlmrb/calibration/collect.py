@@ -23,10 +23,9 @@ from vlmrb.calibration.corpus import ClipLabels, Corpus, CorpusWriter, LabelledC
 from vlmrb.calibration.policies import MakePlayer
 from vlmrb.doctor import GIB, free_memory_bytes
 from vlmrb.envs import EnvConfig, make_env, make_renderer
-from vlmrb.envs.grid import GridLayout
 from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.scoring.clips import ClipBatch, Renderer
-from vlmrb.scoring.milestones import MilestonesScorer
+from vlmrb.scoring.milestones import MilestonesScorer, milestone_names
 
 if TYPE_CHECKING:
     from torchrl.envs import EnvBase
@@ -35,7 +34,6 @@ logger = logging.getLogger(__name__)
 
 SUCCESS, MILESTONE, NOTHING = range(3)  # the strata
 STRATA = ("success", "milestone", "nothing")
-MINIGRID_MILESTONES = ["key", "door", "goal"]
 
 ROUND_STEPS = 1024  # env steps of each instance in a round, at most: a whole episode of most tasks
 CHOICE = 4  # clips in a round for each that may be kept of it, so that there is something to choose from
@@ -116,7 +114,7 @@ def collect(
     """
     _require_memory(config, settings)
     renderer = make_renderer(config)
-    names = MINIGRID_MILESTONES if knows_milestones(renderer) else []
+    names = list(milestone_names(renderer))
     writer = CorpusWriter(
         folder,
         kind="environment",
@@ -147,11 +145,6 @@ def collect(
     for note in notes:
         logger.warning("corpus %s: %s", folder, note)
     return writer.finish(notes)
-
-
-def knows_milestones(renderer: Renderer) -> bool:
-    """Says whether milestones can be read off an environment's snapshots: MiniGrid's, that is."""
-    return isinstance(getattr(renderer, "layout", None), GridLayout)
 
 
 def play_round(

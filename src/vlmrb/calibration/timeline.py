@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vlmrb.calibration.collect import MINIGRID_MILESTONES, knows_milestones
 from vlmrb.calibration.videos import as_snapshots, read_frames
 from vlmrb.scoring.clips import ClipBatch, Renderer
-from vlmrb.scoring.milestones import MilestonesScorer
+from vlmrb.scoring.milestones import MilestonesScorer, milestone_names
 
 if TYPE_CHECKING:
     from vlmrb.algorithms.base import OffPolicyModule
@@ -99,7 +98,7 @@ def record_episode(module: OffPolicyModule, seed: int, epsilon: float) -> Record
     finally:
         env.close()
     states, renderer = np.stack(snapshots), make_renderer(module.env)
-    if knows_milestones(renderer):
+    if milestone_names(renderer):
         events = milestone_events(states, renderer)
     else:
         events = [(frame, "success") for frame, reached in enumerate(succeeded, start=1) if reached]
@@ -107,12 +106,13 @@ def record_episode(module: OffPolicyModule, seed: int, epsilon: float) -> Record
 
 
 def milestone_events(snapshots: NDArray, renderer: Renderer) -> list[tuple[int, str]]:
-    """Returns the milestones of one MiniGrid episode ``[T, S]`` as ``(frame in which it shows first, name)``."""
+    """Returns the milestones of one episode ``[T, S]`` as ``(frame in which it shows first, name)``."""
     pairs = np.stack([snapshots[:-1], snapshots[1:]], axis=1)
     count = len(pairs)
     batch = ClipBatch(np.arange(count), pairs, np.full(count, 2), renderer)
     happened = MilestonesScorer().events(batch)
-    return [(int(frame) + 1, MINIGRID_MILESTONES[which]) for frame, which in np.argwhere(happened)]
+    names = milestone_names(renderer)
+    return [(int(frame) + 1, names[which]) for frame, which in np.argwhere(happened)]
 
 
 def window_starts(frames: int, clip_length: int, stride: int) -> NDArray[np.int64]:

@@ -44,7 +44,14 @@ class Family(Protocol):
 
 
 # Asked in this order; the last takes whatever Gymnasium knows.
-_BUILT_IN = ("vlmrb.envs.doorkey", "vlmrb.envs.crossing", "vlmrb.envs.minigrid", "vlmrb.envs.gymnasium")
+_BUILT_IN = (
+    "vlmrb.envs.doorkey",
+    "vlmrb.envs.crossing",
+    "vlmrb.envs.point_reach",
+    "vlmrb.envs.minigrid",
+    "vlmrb.envs.ogbench",
+    "vlmrb.envs.gymnasium",
+)
 _registered: list[Family] = []
 
 
@@ -66,8 +73,9 @@ def find_family(env_id: str) -> Family:
     module, _, name = env_id.rpartition(":")
     if not name:
         raise ValueError(
-            f"env.id {env_id!r} names no environment: set it to a MiniGrid id such as MiniGrid-DoorKey-6x6-v0, to any "
-            "Gymnasium id such as CartPole-v1, or to package.module:Id for one that your module registers"
+            f"env.id {env_id!r} names no environment: set it to a MiniGrid id such as MiniGrid-DoorKey-6x6-v0, to one "
+            "of OGBench's such as scene-play-singletask-task3-v0, to any Gymnasium id such as CartPole-v1, or to "
+            "package.module:Id for one that your module registers"
         )
     if module:
         try:

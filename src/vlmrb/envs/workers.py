@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -89,6 +89,11 @@ class LocalGroup:
         """Returns fresh arrays of the current observations ``[n, …]`` and snapshots ``[n, S]``."""
         observations, snapshots = zip(*(instance.look() for instance in self._instances), strict=True)
         return np.stack(observations), np.stack(snapshots)
+
+    def each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Runs a method of a family's own on every instance, with one tuple of arguments each."""
+        pairs = zip(self._instances, arguments, strict=True)
+        return [getattr(instance, method)(*given) for instance, given in pairs]
 
     def close(self) -> None:
         """Closes the instances; a second call does nothing."""

@@ -25,8 +25,10 @@ class Grades:
         key: score of a clip in which a key is picked up. As ``door`` and ``goal`` in (0.5, 1].
         door: score of a clip in which a door opens.
         goal: score of a clip in which the agent reaches a goal.
-        success_only: only reaching the goal counts; ``key`` and ``door`` are then ignored. Where successes are rare
-            this starves replay of positive clips.
+        success_only: only reaching the goal counts; all else is then ignored. Where successes are rare this starves
+            replay of positive clips.
+        step: score of a clip with a milestone of another environment than MiniGrid (OGBench: a cube lifted or placed,
+            a button, drawer or window as the task wants it). As ``goal`` in (0.5, 1].
     """
 
     nothing: float = 0.1
@@ -34,6 +36,7 @@ class Grades:
     door: float = 0.85
     goal: float = 1.0
     success_only: bool = False
+    step: float = 0.7
 
     def __post_init__(self) -> None:
         """Refuses grades that would put a milestone on the wrong side of the paper's threshold of 0.5.
@@ -43,7 +46,7 @@ class Grades:
         """
         if not 0.0 <= self.nothing < 0.5:
             raise ValueError(f"grades.nothing must lie in [0, 0.5), got {self.nothing}")
-        for name in ("key", "door", "goal"):
+        for name in ("key", "door", "goal", "step"):
             if not 0.5 < getattr(self, name) <= 1.0:
                 raise ValueError(f"grades.{name} must lie in (0.5, 1], got {getattr(self, name)}")
 
@@ -64,3 +67,16 @@ class Grades:
         counted = np.array([not self.success_only, not self.success_only, True])
         worth = np.array([self.key, self.door, self.goal], dtype=np.float32)
         return np.where(events & counted, worth, np.float32(self.nothing)).max(axis=1)
+
+    def score_steps(self, events: NDArray[np.bool_]) -> NDArray[np.float32]:
+        """Grades clips of environments other than MiniGrid.
+
+        Args:
+            events: ``bool[B, M]``, which milestones happen; the last one is the goal.
+
+        Returns:
+            ``float32[B]`` in [0, 1]: ``goal``, else ``step`` for any other, else ``nothing``.
+        """
+        steps = events[:, :-1].any(axis=1) & (not self.success_only)
+        best = np.where(events[:, -1], self.goal, np.where(steps, self.step, self.nothing))
+        return best.astype(np.float32)
