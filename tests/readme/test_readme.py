@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -68,3 +69,29 @@ def test_commands_name_known_verbs_and_files_that_exist(command: str) -> None:
 @pytest.mark.parametrize("target", sorted({link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link}))
 def test_linked_files_exist(target: str) -> None:
     assert (ROOT / target).exists()
+
+
+@pytest.mark.slow
+def test_the_page_on_ones_own_environment_and_question_works_as_it_stands(tmp_path: Path) -> None:
+    page = (ROOT / "docs/your-own-environment.md").read_text()
+    for language in ("yaml", "python"):
+        (code,) = re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+        assert sum(bool(line.strip()) and not line.startswith("#") for line in code.splitlines()) <= 10
+        (tmp_path / code.splitlines()[0].removeprefix("# ")).write_text(code)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    model = str(ROOT / "examples/tiny_vlm/perception_lm")  # small enough to be here; what it answers says nothing
+    config = (tmp_path / "my_run.yaml").read_text()
+    assert config.count("facebook/Perception-LM-1B") == 1
+    small = f"{model}\n      device: cpu\n      frame_size: 64"
+    (tmp_path / "my_run.yaml").write_text(config.replace("facebook/Perception-LM-1B", small))
+    budget = "--training.total_env_steps 1920 --training.learning_starts 640 --evaluation.episodes 2"
+    short = {"corpus": "--clips 40 --max_env_steps 20000", "calibrate": "", "fit": budget}
+    commands = re.findall(r"^    (vlmrb .*)$", page, re.MULTILINE)
+    assert [command.split()[1] for command in commands] == list(short)
+    for command in commands:
+        verb, *arguments = shlex.split(command)[1:]
+        result = run([str(Path(sys.executable).with_name("vlmrb")), verb, *arguments, *short[verb].split()], tmp_path)
+        assert result.returncode == 0, (verb, result.stderr[-2000:])
+    assert (tmp_path / "runs/my_calibration/calibrated.yaml").exists()
+    summary = json.loads((tmp_path / "runs/my_world/summary.json").read_text())
+    assert summary["scoring"]["emitted"] > 0
