@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from torchrl.data import Bounded, Unbounded
 from torchrl.modules import TanhNormal
+from torchrl.objectives import ValueEstimators
 
 from vlmrb.algorithms import SAC, TD3, TrainingConfig
 from vlmrb.algorithms.actor_critic import ActorCritic
@@ -222,6 +223,16 @@ def test_targets_follow_softly_after_each_step_of_the_actor(algorithm: type[Acto
         assert ("actor_loss" in metrics) == (algorithm is SAC or module.grad_steps == 2)  # TD3's actor is delayed
     once, twice = pytest.approx([0.5, 2.0]), pytest.approx([0.875, 2.75])  # a quarter of the way each time
     assert found == ([once, twice] if algorithm is SAC else [pytest.approx([0.0, 1.0]), once])
+
+
+def test_settings_that_the_loss_keeps_as_buffers_are_not_those_of_a_loaded_checkpoint() -> None:
+    old, new = make(SAC, target_entropy=-7.0), make(SAC)
+    old.loss.make_value_estimator(ValueEstimators.TD0, gamma=0.9)
+    assert old.loss.target_entropy.item() == -7.0
+    new.load_state_dict(old.state_dict())
+    new.on_train_start()
+    assert new.loss.target_entropy.item() == -2.0  # minus the number of action dimensions
+    assert new.loss.value_estimator.gamma.item() == GAMMA
 
 
 @BOTH

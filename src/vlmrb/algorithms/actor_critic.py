@@ -83,7 +83,12 @@ class ActorCritic(OffPolicyModule):
 
     @abstractmethod
     def noisy_action(self, observation: Tensor, generator: torch.Generator) -> Tensor:
-        """Returns the action of training, ``float32[n, A]`` in [-1, 1], on the CPU; noise from a CPU generator."""
+        """Returns the action of training, ``float32[n, A]`` in [-1, 1], on the module's device.
+
+        Args:
+            observation: ``float32[n, D]`` on the module's device.
+            generator: where noise is drawn from; a CPU generator.
+        """
 
     # What they share
 
@@ -118,12 +123,16 @@ class ActorCritic(OffPolicyModule):
             for _ in range(2)
         ]
         self.loss = self.make_loss(actor, critics)
-        self.loss.make_value_estimator(ValueEstimators.TD0, gamma=self.training_config.gamma)
+        self.set_constants()
         self._targets = SoftUpdate(self.loss, tau=self.target_update_rate)
 
-    def on_train_start(self) -> None:
-        """Takes γ from the settings, since the loss keeps it among what checkpoints restore; then as in the base."""
+    def set_constants(self) -> None:
+        """Hands the loss those settings that it keeps as buffers, which a checkpoint's would otherwise replace."""
         self.loss.make_value_estimator(ValueEstimators.TD0, gamma=self.training_config.gamma)
+
+    def on_train_start(self) -> None:
+        """Gives the present settings the last word, after a checkpoint has been loaded; then as in the base."""
+        self.set_constants()
         super().on_train_start()
 
     def make_adam(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -163,8 +172,7 @@ class ActorCritic(OffPolicyModule):
         """Returns uniformly random actions until ``training.learning_starts``, then the actor's with noise."""
         if self.env_steps < self.training_config.learning_starts:
             return self.random_actions(len(observation), generator)
-        action = self.noisy_action(observation.to(self.device), generator)
-        return self.bounds.to_environment(action.to(self.device)).cpu()
+        return self.bounds.to_environment(self.noisy_action(observation.to(self.device), generator)).cpu()
 
     @torch.no_grad()
     def state_value(self, observation: Tensor) -> Tensor:

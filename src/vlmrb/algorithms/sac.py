@@ -69,18 +69,21 @@ class SAC(ActorCritic):
             distribution_class=TanhNormal,
             return_log_prob=True,
         )
-        loss = SACLoss(
+        return SACLoss(
             policy,
             critics,
             loss_function="l2",
             alpha_init=self.initial_temperature,
-            target_entropy=-float(len(self.bounds.low)) if self.target_entropy is None else self.target_entropy,
+            target_entropy=0.0,  # see set_constants
             reduction="none",
             scalar_output_mode="exclude",
             use_prioritized_weights=False,
         )
-        loss.target_entropy  # noqa: B018  the loss makes this buffer when it is first asked for, too late for checkpoints
-        return loss
+
+    def set_constants(self) -> None:
+        """As in the base, and the target entropy, whose buffer the loss makes when it is first asked for."""
+        super().set_constants()
+        self.loss.target_entropy.fill_(-len(self.bounds.low) if self.target_entropy is None else self.target_entropy)
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """One Adam for the critics, one for actor and temperature, whose losses share no parameter."""
@@ -117,6 +120,6 @@ class SAC(ActorCritic):
         return loc.tanh()
 
     def noisy_action(self, observation: Tensor, generator: torch.Generator) -> Tensor:
-        """Returns a sample of the policy, ``float32[n, A]`` on the CPU."""
-        loc, scale = (part.cpu() for part in self.actor(observation))
-        return (loc + scale * torch.randn(loc.shape, generator=generator)).tanh()
+        """Returns a sample of the policy, ``float32[n, A]``."""
+        loc, scale = self.actor(observation)
+        return (loc + scale * torch.randn(loc.shape, generator=generator).to(loc.device)).tanh()

@@ -107,7 +107,7 @@ class TD3(ActorCritic):
         return self.actor(observation)
 
     def noisy_action(self, observation: Tensor, generator: torch.Generator) -> Tensor:
-        """Returns the actor's action with Gaussian noise, clipped to [-1, 1], ``float32[n, A]`` on the CPU."""
-        action = self.actor(observation).cpu()
-        noise = self.exploration_noise * torch.randn(action.shape, generator=generator)
+        """Returns the actor's action with Gaussian noise, clipped to [-1, 1], ``float32[n, A]``."""
+        action = self.actor(observation)
+        noise = self.exploration_noise * torch.randn(action.shape, generator=generator).to(action.device)
         return (action + noise).clamp(-1.0, 1.0)
