@@ -19,7 +19,7 @@ from torchrl.modules import QValueActor
 from torchrl.objectives import DQNLoss as TorchRLDQNLoss
 
 from vlmrb.losses.dqn import DQNLoss
-from vlmrb.networks.grid import make_q_network
+from vlmrb.networks.q import make_q_network
 
 from app import prepare
 from common import add_json_option, paired, rate, report

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from vlmrb.algorithms import DQN, TrainingConfig
 from vlmrb.envs.doorkey import DoorKeySimulator
 from vlmrb.envs.grid_simulator import NUM_ACTIONS
-from vlmrb.networks.grid import make_q_network
+from vlmrb.networks.q import make_q_network
 from vlmrb.replay.config import ReplayConfig
 
 from app import CAPACITY, LEARNING_STARTS, NUM_ENVS, fit, prepare

@@ -4,8 +4,9 @@ import pytest
 import torch
 from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
 
-from vlmrb.networks.grid import GridEncoder, make_q_network
+from vlmrb.networks.grid import GridEncoder
 from vlmrb.networks.mlp import mlp
+from vlmrb.networks.q import make_q_network
 
 
 def grid(*cell: int) -> torch.Tensor:

@@ -11,7 +11,8 @@ from vlmrb.algorithms.config import TrainingConfig
 from vlmrb.algorithms.value_based import ValueBased
 from vlmrb.envs import EnvConfig
 from vlmrb.losses.dqn import DQNLoss, LossFunction
-from vlmrb.networks.grid import make_q_network
+from vlmrb.networks.pixels import is_image
+from vlmrb.networks.q import make_q_network
 from vlmrb.replay.config import ReplayConfig
 
 
@@ -41,9 +42,8 @@ class DQN(ValueBased):
 
     def make_network(self, observation_spec: Any) -> nn.Module:
         """Creates the Q network, ``observation → float32[B, num_actions]``; override it to use your own."""
-        return make_q_network(
-            observation_spec.shape, observation_spec.dtype, self.num_actions, self.hidden_sizes, self.colors
-        )
+        shape, dtype, pixels = observation_spec.shape, observation_spec.dtype, is_image(observation_spec)
+        return make_q_network(shape, dtype, self.num_actions, self.hidden_sizes, self.colors, pixels)
 
     def make_loss(self) -> nn.Module:
         """Creates the loss."""

@@ -13,6 +13,7 @@ from vlmrb.algorithms.config import TrainingConfig
 from vlmrb.algorithms.value_based import ValueBased
 from vlmrb.envs import EnvConfig
 from vlmrb.losses.iqn import IQNLoss
+from vlmrb.networks.pixels import is_image
 from vlmrb.networks.quantile import QuantileNetwork, make_quantile_network
 from vlmrb.replay.config import ReplayConfig
 
@@ -72,8 +73,10 @@ class IQN(ValueBased):
 
     def make_network(self, observation_spec: Any) -> QuantileNetwork:
         """Creates the quantile network; override it to use your own."""
-        shape, dtype = observation_spec.shape, observation_spec.dtype
-        return make_quantile_network(shape, dtype, self.num_actions, self.hidden_sizes, self.colors, self.num_cosines)
+        shape, dtype, pixels = observation_spec.shape, observation_spec.dtype, is_image(observation_spec)
+        return make_quantile_network(
+            shape, dtype, self.num_actions, self.hidden_sizes, self.colors, self.num_cosines, pixels
+        )
 
     def make_loss(self) -> IQNLoss:
         """Creates the loss."""

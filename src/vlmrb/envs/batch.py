@@ -49,8 +49,11 @@ class SimulatorEnv(EnvBase):
         def flag() -> TensorSpec:
             return Binary(1, shape=(n, 1), dtype=torch.bool)
 
+        observation = array(spaces.observation_shape, spaces.observation_dtype)
+        if spaces.pixels:  # bounds tell an image from other bytes
+            observation = Bounded(0, 255, shape=observation.shape, dtype=observation.dtype)
         self.observation_spec = Composite(
-            observation=array(spaces.observation_shape, spaces.observation_dtype),
+            observation=observation,
             snapshot=array((spaces.snapshot_size,), spaces.snapshot_dtype),
             success=flag(),
             shape=(n,),

@@ -99,7 +99,9 @@ class Instance:
     def _sized_spaces(self, size: int) -> Spaces:
         """Returns the spaces, where ``size`` bytes of a snapshot are not the observation's."""
         observation = self._observe()
-        return Spaces(observation.shape, observation.dtype, size + observation.nbytes, action_space(self.env))
+        pixels = observation.dtype == np.uint8 and observation.ndim in (3, 4)
+        snapshot_size = size + observation.nbytes
+        return Spaces(observation.shape, observation.dtype, snapshot_size, action_space(self.env), pixels=pixels)
 
     def reset(self, seed: int) -> None:
         """Begins a new episode."""

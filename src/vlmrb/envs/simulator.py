@@ -19,6 +19,8 @@ class Spaces:
         snapshot_size: S, elements of one snapshot.
         action: number of discrete actions, or ``(low, high)`` of a continuous one, each ``float32[A]``.
         snapshot_dtype: NumPy type of a snapshot.
+        pixels: whether an observation is an image, ``uint8``, which networks see by convolutions; without it
+            ``uint8[W, H, 3]`` is a symbolic grid.
     """
 
     observation_shape: tuple[int, ...]
@@ -26,6 +28,7 @@ class Spaces:
     snapshot_size: int
     action: int | tuple[NDArray[np.float32], NDArray[np.float32]]
     snapshot_dtype: DTypeLike = np.uint8
+    pixels: bool = False
 
 
 class Step(NamedTuple):

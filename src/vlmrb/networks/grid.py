@@ -14,8 +14,6 @@ import torch.nn.functional as F
 from minigrid.core.constants import OBJECT_TO_IDX, STATE_TO_IDX
 from torch import Tensor, nn
 
-from vlmrb.networks.mlp import mlp
-
 NUM_FEATURES = 8
 NUM_COLORS = 6
 _STATES = 4  # door states 0–2, or the agent's direction 0–3
@@ -77,43 +75,3 @@ class GridEncoder(nn.Module):
             index = index * NUM_COLORS + cells[..., 1]
         index = index * _STATES + cells[..., 2]
         return F.embedding(index.flatten(-2), self.table).flatten(-2)
-
-
-def make_encoder(
-    observation_shape: Sequence[int], observation_dtype: torch.dtype, colors: bool = False
-) -> tuple[nn.Module, int]:
-    """Chooses the encoder by what the agent observes: `GridEncoder` for a symbolic grid, else a flat vector.
-
-    Args:
-        observation_shape: one observation's shape; ``(W, H, 3)`` of ``uint8`` is taken as a symbolic grid.
-        observation_dtype: one observation's dtype.
-        colors: see `GridEncoder`.
-
-    Returns:
-        A module ``[B, …] → float32[B, width]`` without parameters, and the width.
-    """
-    if observation_dtype == torch.uint8 and len(observation_shape) == 3 and observation_shape[-1] == 3:
-        encoder = GridEncoder(observation_shape, colors)
-        return encoder, encoder.out_features
-    flat = len(observation_shape) == 1
-    return nn.Identity() if flat else nn.Flatten(-len(observation_shape)), math.prod(observation_shape)
-
-
-def make_q_network(
-    observation_shape: Sequence[int],
-    observation_dtype: torch.dtype,
-    num_actions: int,
-    hidden_sizes: Sequence[int],
-    colors: bool = False,
-) -> nn.Sequential:
-    """Builds a network ``observation → float32[B, num_actions]``; the encoder is `make_encoder`'s.
-
-    Args:
-        observation_shape: one observation's shape.
-        observation_dtype: one observation's dtype.
-        num_actions: number of discrete actions.
-        hidden_sizes: widths of the hidden layers.
-        colors: see `GridEncoder`.
-    """
-    encoder, width = make_encoder(observation_shape, observation_dtype, colors)
-    return nn.Sequential(encoder, *mlp([width, *hidden_sizes, num_actions], last_layer_scale=0.1))

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from vlmrb.networks.grid import make_encoder
 from vlmrb.networks.mlp import mlp
+from vlmrb.networks.q import make_encoder
 
 
 class QuantileNetwork(nn.Module):
@@ -74,23 +74,25 @@ def make_quantile_network(
     hidden_sizes: Sequence[int],
     colors: bool = False,
     num_cosines: int = 64,
+    pixels: bool = False,
 ) -> QuantileNetwork:
     """Builds a `QuantileNetwork`: ψ is the encoder and the first hidden layer, f the others.
 
     Args:
-        observation_shape: one observation's shape; the encoder is chosen by `vlmrb.networks.grid.make_encoder`.
+        observation_shape: one observation's shape; the encoder is chosen by `vlmrb.networks.q.make_encoder`.
         observation_dtype: one observation's dtype.
         num_actions: number of discrete actions.
         hidden_sizes: widths of the hidden layers, at least one.
         colors: see `vlmrb.networks.grid.GridEncoder`.
         num_cosines: terms of the cosine embedding.
+        pixels: see `vlmrb.networks.q.make_encoder`.
 
     Raises:
         ValueError: there is no hidden layer, whose width the embedding takes.
     """
     if not hidden_sizes:
         raise ValueError("model.hidden_sizes=[] leaves IQN without features: name at least one hidden layer")
-    encoder, inputs = make_encoder(observation_shape, observation_dtype, colors)
+    encoder, inputs = make_encoder(observation_shape, observation_dtype, colors, pixels)
     width = hidden_sizes[0]
     trunk = nn.Sequential(encoder, nn.Linear(inputs, width), nn.ReLU())
     return QuantileNetwork(trunk, width, mlp([*hidden_sizes, num_actions], last_layer_scale=0.1), num_cosines)
