@@ -7,11 +7,13 @@ FROM ${CUDA_IMAGE}
 
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 
-# libegl1, libgl1, libopengl0, libosmesa6: MuJoCo's renderers, on the GPU and in software. tini: process 1, which hands
-# signals on to the trainer (Python as process 1 would ignore SIGTERM) and reaps scorer processes whose parent is gone.
+# libegl1, libgl1, libgl1-mesa-dri, libopengl0, libosmesa6: MuJoCo's renderers, on the GPU and in software. tini: process
+# 1, which hands signals on to the trainer (Python as process 1 would ignore SIGTERM) and reaps scorer processes whose
+# parent is gone.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends python3 python3-venv libegl1 libgl1 libopengl0 libosmesa6 tini \
+    && apt-get install --yes --no-install-recommends python3 python3-venv \
+        libegl1 libgl1 libgl1-mesa-dri libopengl0 libosmesa6 tini \
     && rm -rf /var/lib/apt/lists/*
 
 # Tells GLVND where NVIDIA's EGL is; the library itself is mounted by the container toolkit (`graphics` below).
@@ -30,7 +32,7 @@ ENV PATH=/opt/vlmrb/bin:$PATH \
 # build/ must go, or its newer, empty __init__.py would win over the real one.
 WORKDIR /app
 # hadolint's DL3013 asks for versions of what pip installs: pyproject.toml holds them.
-ARG EXTRAS=vlm,ogbench,server,remote
+ARG EXTRAS=vlm,server,remote
 COPY pyproject.toml ./
 # hadolint ignore=DL3013
 RUN --mount=type=cache,target=/root/.cache/pip \

@@ -19,7 +19,7 @@ MODULES = sorted(
     }
     - BUILT_ON_AN_EXTRA
 )
-EXTRAS = ("transformers", "timm", "num2words", "ogbench", "mujoco", "litserve", "fastapi", "urllib3", "av", "ray")
+EXTRAS = ("transformers", "timm", "num2words", "litserve", "fastapi", "urllib3", "av", "ray")
 
 # Imports each module alone, in a fork that has the heavy libraries already; writes {module: why it does not import}.
 IMPORT_EACH = """

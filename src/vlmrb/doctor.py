@@ -246,10 +246,12 @@ def rendering_checks(timeout_s: float = 60.0) -> list[Check]:
     for backend in [chosen] if chosen else ["egl", "osmesa"]:
         reason = _probe_mujoco(backend, timeout_s)
         if reason is None:
-            advice = "" if chosen else f"export MUJOCO_GL={backend}"
-            return [*checks, Check("rendering: MuJoCo", "ok", f"{backend} draws", advice)]
+            return [*checks, Check("rendering: MuJoCo", "ok", f"{backend} draws")]
         reasons.append(f"{backend}: {reason}")
-    advice = "install libegl1 (GPU or Mesa) or libosmesa6 with the system's package manager, then export MUJOCO_GL"
+    advice = (
+        "OGBench's frames need OpenGL, a GPU's or in software: on Debian or Ubuntu apt-get install libegl1 "
+        "libgl1-mesa-dri libopengl0 (or libosmesa6)"
+    )
     return [*checks, Check("rendering: MuJoCo", "warn", "; ".join(reasons), advice)]
 
 

@@ -73,7 +73,7 @@ def test_both_spellings_of_an_id_are_one_environment() -> None:
     assert (first == plain.rollout(4)).all()
 
 
-@pytest.mark.parametrize(("task", "reward"), enumerate([-2, -2, -4, -2, -2], start=1))
+@pytest.mark.parametrize(("task", "reward"), list(enumerate([-2, -2, -4, -2, -2], start=1)))
 def test_reward_counts_what_is_not_yet_as_the_task_wants_it(task: int, reward: int) -> None:
     env = _env(f"scene-singletask-task{task}-v0", num_envs=1)
     root = env.reset()

@@ -5,6 +5,7 @@ They need EGL or OSMesa (Debian: libegl1, libgl1-mesa-dri, libopengl0); without 
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -12,15 +13,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from numpy.typing import NDArray
+from tests.frame_scorers import BrightnessScorer
 
 from vlmrb.envs import EnvConfig, drawing, make_renderer
 from vlmrb.envs.drawing import DRAWING, Drawing, DrawingError, Look
 from vlmrb.envs.ogbench_renderer import OGBenchRenderer
 from vlmrb.envs.ogbench_worlds import World, open_env
+from vlmrb.scoring.clips import ClipBatch
+from vlmrb.scoring.config import ScoringConfig
+from vlmrb.scoring.process import ProcessBackend
 
 SCENE, POINT = "scene-play-singletask-task3-v0", "pointmaze-medium-navigate-singletask-v0"
 
@@ -78,10 +85,8 @@ def _states(env_id: str = POINT, count: int = 3) -> NDArray[np.float64]:
         (POINT, True),
     ],
 )
-def test_frames_are_upstreams_live_ones_to_the_last_pixel(
-    env_id: str, lagging: bool, tmp_path: object, request: pytest.FixtureRequest
-) -> None:
-    path = f"{tmp_path}/live.npz"
+def test_frames_are_upstreams_live_ones_to_the_last_pixel(env_id: str, lagging: bool, tmp_path: Path) -> None:
+    path = str(tmp_path / "live.npz")
     gl = _working_backend()
     command = [sys.executable, "-c", _LIVE, env_id, "96", str(int(lagging)), path]
     subprocess.run(command, env=os.environ | {"MUJOCO_GL": gl}, check=True, capture_output=True)
@@ -231,3 +236,61 @@ def test_the_back_end_is_the_users_or_else_egl_and_then_osmesa(
 def test_what_cannot_be_opened_is_said_in_one_line() -> None:
     with pytest.raises(DrawingError, match="scene-nothing-v0: "):
         DRAWING.draw(Look("scene-nothing-v0", 16, "fast"), np.zeros((1, 3)))
+
+
+@pytest.mark.parametrize("backend", ["sync", "process"])
+def test_a_learner_whose_scorer_looks_at_frames_never_loads_opengl(backend: str, tmp_path: Path) -> None:
+    """Scorer, preflight's clip and evaluation's GIF all draw; Mesa and Triton never meet."""
+    config = {
+        "env": {"id": POINT, "num_envs": 2, "max_steps": 20},
+        "training": {"total_env_steps": 160, "learning_starts": 40, "frames_per_batch": 40, "replay_ratio": 0.1},
+        "replay": {"capacity": 1000, "batch_size": 16, "clip_length": 8},
+        "model": {"class_path": "vlmrb.algorithms.TD3", "init_args": {"hidden_sizes": [16, 16]}},
+        "scoring": {
+            "scorer": {"class_path": "tests.frame_scorers.BrightnessScorer"},
+            "backend": backend,
+        },
+        "evaluation": {"every_n_env_steps": 160, "episodes": 1, "epsilon": 0.0},
+        "trainer": {"accelerator": "cpu"},
+    }
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(config))
+    code = (
+        "import sys\n"
+        "from vlmrb.cli import main\n"
+        "code = main(sys.argv[1:])\n"
+        "assert not code, code\n"
+        "maps = open('/proc/self/maps').read()\n"
+        "assert 'libmujoco' in maps and 'triton' in sys.modules\n"
+        "print([name for name in ('libEGL', 'libOSMesa', 'libGL.so', 'swrast', 'gallium') if name in maps])"
+    )
+    run = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "fit", "-c", str(file), "--run_dir", str(run)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == "[]"
+    summary = json.loads((run / "summary.json").read_text())
+    assert backend == "process" or summary["scoring"]["scored"] > 0  # a run of seconds may be over too soon
+    assert list((run / "clips").glob("*evaluation.gif"))
+
+
+def test_a_scoring_process_draws_frames() -> None:
+    renderer = make_renderer(EnvConfig(id=POINT))
+    clips = ClipBatch(np.arange(2), np.stack([_states(count=4)] * 2), np.array([4, 4]), renderer)
+    expected = BrightnessScorer().score(clips)
+    backend = ProcessBackend(BrightnessScorer(), renderer, ScoringConfig())
+    try:
+        answers, deadline = backend.collect(), time.monotonic() + 120
+        while not backend.accepting and time.monotonic() < deadline:
+            answers = backend.collect()
+            time.sleep(0.05)
+        backend.submit(0, clips)
+        while not answers and time.monotonic() < deadline:
+            answers = backend.collect()
+            time.sleep(0.05)
+    finally:
+        backend.close()
+    assert answers[0].scores is not None, answers[0].error
+    np.testing.assert_array_equal(answers[0].scores, expected)
+    assert 0.05 < expected[0] < 0.95

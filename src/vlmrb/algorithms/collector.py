@@ -66,9 +66,18 @@ class ReplayCollector(Collector):
         """Env steps collected so far."""
         return self._frames
 
+    def _increment_frames(self, numel: int) -> bool:
+        """Counts frames; TorchRL closes the environment with the last of them, before a checkpoint can be saved."""
+        if self._frames + numel >= self.total_frames:
+            self._last_env_state = self.env.state_dict()
+        return super()._increment_frames(numel)
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the number of frames and the environment's state as plain containers of tensors and numbers."""
-        return {} if self.closed else {"frames": self._frames, "iter": self._iter, "env": self.env.state_dict()}
+        if self.closed:
+            return {}
+        env = self._last_env_state if self.env.is_closed else self.env.state_dict()
+        return {"frames": self._frames, "iter": self._iter, "env": env}
 
     def load_state_dict(self, state_dict: dict[str, Any], **_: Any) -> None:
         """Continues where `state_dict` was taken."""

@@ -31,8 +31,8 @@ class EnvConfig:
             again, and of OGBench's frames where a scorer asks for no size. Larger → clearer to a scorer, and, for the
             former, 3·frame_size² bytes per stored step: 12 kB at 64, 197 kB at 256.
         render_quality: how OGBench's frames are drawn. ``fast``: everything is there, but no shadows, reflections, sky
-            and smoothed edges; ``shadows``: with coarse shadows, which tell a lifted cube from a lying one, at about
-            half the speed; ``full``: upstream's look, several times slower without a GPU.
+            and smoothed edges; ``shadows``: with coarse shadows, which tell a lifted cube from a lying one, at a
+            third of the speed; ``full``: upstream's look, nine times slower without a GPU.
         max_steps: horizon in env steps after which an episode is truncated; ``None`` takes the environment's own
             (10·N² for DoorKey). Shorter → faster resets and fewer chances of a lucky success.
         workers: processes that share the instances of Gymnasium-stepped ids; 0 steps all of them in this process.

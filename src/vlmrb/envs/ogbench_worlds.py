@@ -6,6 +6,7 @@ MuJoCo is loaded when one is opened, and never with OpenGL.
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -105,6 +106,7 @@ def _template(env_id: str) -> tuple[Any, int]:
     Returns:
         The environment, and its usual horizon in env steps.
     """
+    logging.getLogger("absl").setLevel(logging.WARNING)  # dm_control announces MuJoCo's version
     with without_gl():
         import ogbench
 
