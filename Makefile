@@ -20,8 +20,9 @@ help: ## list the targets
 demo: $(RUN_READY) ## DoorKey-6x6 with VLM-guided replay beside uniform replay; results in runs/demo/
 	$(BIN)/vlmrb demo
 
-demo-vlm: $(VLM_READY) ## DoorKey-8x8, clips scored by a tiny trained model of the Perception-LM family; results in runs/demo_vlm/
-	$(BIN)/vlmrb fit -c configs/demo_vlm.yaml --run_dir runs/demo_vlm --resume false --overwrite true
+demo-vlm: $(VLM_READY) ## a small DoorKey-8x8, clips scored by a tiny trained model of the Perception-LM family; results in runs/demo_vlm/
+	$(BIN)/vlmrb fit -c configs/minigrid/doorkey_8x8_small_dqn.yaml -c configs/scorer/tiny_vlm.yaml \
+		--run_dir runs/demo_vlm --overwrite true
 
 test: $(DEV_READY) ## every test that needs no GPU, with line coverage
 	$(BIN)/python -m pytest -n auto -m "not gpu" --cov=vlmrb --cov-report=term:skip-covered $(PYTEST_ARGS)
