@@ -7,6 +7,7 @@ import io
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -14,11 +15,16 @@ import numpy as np
 import ogbench
 import pytest
 import torch
+import yaml
 from torchrl.envs.utils import check_env_specs
 
+from vlmrb import algorithms
 from vlmrb.envs import EnvConfig, make_env, make_renderer
 from vlmrb.envs.batch import SimulatorEnv
 from vlmrb.envs.ogbench_worlds import World, open_env
+from vlmrb.settings import load_env
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "ogbench"
 
 SCENE = "scene-play-singletask-task3-v0"
 POINT = "pointmaze-medium-navigate-singletask-v0"  # opens in a moment
@@ -255,3 +261,24 @@ def test_the_renderer_tells_what_the_agent_saw() -> None:
     np.testing.assert_array_equal(seen, rollout["observation"])
     with pytest.raises(ValueError, match="are none of this environment"):
         renderer.observe(np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize("algorithm", ["sac", "td3"])
+@pytest.mark.parametrize("task", [3, 4, 5])
+@pytest.mark.parametrize("size", ["", "_small"])
+def test_the_shipped_configurations_hold(task: int, algorithm: str, size: str) -> None:
+    file = CONFIGS / f"scene_{task}_{algorithm}{size}.yaml"
+    assert load_env([str(file)]).id == f"scene-play-singletask-task{task}-v0"
+    settings = yaml.safe_load(file.read_text())
+    model = settings["model"]
+    made = getattr(algorithms, algorithm.upper())(
+        EnvConfig(**settings["env"]), algorithms.TrainingConfig(**settings["training"]), **model["init_args"]
+    )
+    assert model["class_path"] == f"vlmrb.algorithms.{algorithm.upper()}"
+    if not size:  # the paper's
+        assert made.hidden_sizes == [512, 512, 512]
+        assert made.layer_norm
+        assert made.critic_learning_rate == 3e-4
+        assert made.actor_learning_rate == {"sac": 1e-3, "td3": 3e-4}[algorithm]
+        assert made.training_config.total_env_steps == 1_000_000
+        assert settings["replay"]["clip_length"] == 32
