@@ -62,9 +62,17 @@ class ScriptedPlayer:
         env: the environments.
         seed: of turns and random actions.
         expert: snapshots ``[n, S]`` → the simulator's own actions ``[n, …]``.
+        patience: how many times as long as chance's turns the expert's are.
     """
 
-    def __init__(self, env: SimulatorEnv, seed: int, expert: Callable[[NDArray], NDArray]) -> None:
+    def __init__(
+        self,
+        env: SimulatorEnv,
+        seed: int,
+        expert: Callable[[NDArray], NDArray],
+        patience: int = 1,
+    ) -> None:
+        self._patience = patience
         self._random = RandomPlayer(env, seed)
         self._plan = lambda snapshots: env.renumber(expert(snapshots))
         self._rng = np.random.default_rng(seed)
@@ -78,6 +86,7 @@ class ScriptedPlayer:
         count = int(over.sum())
         self._expert_plays[over] = self._rng.random(count) < 0.5
         self._left[over] = self._rng.integers(STRETCH[0], STRETCH[1], count, endpoint=True)
+        self._left[over & self._expert_plays] *= self._patience
         self._left -= 1
         by_expert = self._expert_plays & (self._rng.random(len(over)) >= SLIP)
         planned = torch.from_numpy(self._plan(data["snapshot"].numpy()))
@@ -124,13 +133,15 @@ def make_player(policy: PolicyName, config: EnvConfig, ckpt: str | None = None, 
     if policy == "random":
         return RandomPlayer
     if policy == "scripted":
-        make_expert = getattr(find_family(config.id), "make_expert", None)
+        family = find_family(config.id)
+        make_expert = getattr(family, "make_expert", None)
+        patience = getattr(family, "EXPERT_PATIENCE", 1)
         if make_expert is None:
             raise ValueError(
                 f"--policy scripted: nobody has written a player for {config.id} (its family has no make_expert); "
                 "use random or checkpoint"
             )
-        return lambda env, seed: ScriptedPlayer(env, seed, make_expert(config))
+        return lambda env, seed: ScriptedPlayer(env, seed, make_expert(config), patience)
     if ckpt is None:
         raise ValueError("--policy checkpoint needs --ckpt, such as runs/…/checkpoints/last.ckpt")
     from vlmrb.algorithms.base import OffPolicyModule

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(
     r"(visual-)?((cube|puzzle|powderworld|pointmaze|antmaze|humanoidmaze|antsoccer)-\w+|scene)(-\w+)*-v\d+"
 )
+EXPERT_PATIENCE: Final = 6  # of the scripted player, times 8 to 48 env steps a turn: tasks take it 140 to 450
 _INSTALL: Final = "pip install 'ogbench>=1.2.2'"
 
 
