@@ -30,6 +30,8 @@ class ReplayCollector(Collector):
         ValueError: ``frames_per_batch`` is no multiple of the number of environments.
     """
 
+    _last_env_state: dict[str, Any] | None = None  # when all frames have been collected
+
     def __init__(
         self,
         env: SimulatorEnv,
@@ -76,7 +78,7 @@ class ReplayCollector(Collector):
         """Returns the number of frames and the environment's state as plain containers of tensors and numbers."""
         if self.closed:
             return {}
-        env = self._last_env_state if self.env.is_closed else self.env.state_dict()
+        env = self.env.state_dict() if self._last_env_state is None else self._last_env_state
         return {"frames": self._frames, "iter": self._iter, "env": env}
 
     def load_state_dict(self, state_dict: dict[str, Any], **_: Any) -> None:
