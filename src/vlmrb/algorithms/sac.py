@@ -78,6 +78,7 @@ class SAC(ActorCritic):
             reduction="none",
             scalar_output_mode="exclude",
             use_prioritized_weights=False,
+            deactivate_vmap=True,
         )
 
     def set_constants(self) -> None:

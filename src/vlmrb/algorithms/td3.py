@@ -77,6 +77,7 @@ class TD3(ActorCritic):
             loss_function="l2",
             reduction="none",
             use_prioritized_weights=False,
+            deactivate_vmap=True,
         )
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
