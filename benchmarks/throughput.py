@@ -12,15 +12,13 @@ from __future__ import annotations
 import argparse
 import copy
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from timers import timed_parts
 from vlmrb.algorithms import DQN, TrainingConfig
 from vlmrb.envs.doorkey import DoorKeySimulator
 from vlmrb.envs.grid_simulator import NUM_ACTIONS
@@ -120,34 +118,6 @@ def application(size: int, training: TrainingConfig) -> float:
     """Trains through Lightning, TorchRL and the replay buffer, uniform replay; returns env steps per second."""
     replay = ReplayConfig(capacity=CAPACITY, n_steps=N_STEPS, lam_max=0.0, vlm=None, clip_length=None)
     return fit(size, training, replay).rate
-
-
-@contextmanager
-def timed_parts(parts: dict[str, list[tuple[Any, str]]]) -> Iterator[dict[str, float]]:
-    """Adds up the seconds spent in methods, ``name → [(class, method), …]``, while the context is open."""
-    seconds: dict[str, float] = defaultdict(float)
-    originals: list[tuple[Any, str, Callable[..., Any]]] = []
-
-    def wrap(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return method(*args, **kwargs)
-            finally:
-                seconds[name] += time.perf_counter() - start
-
-        return timed
-
-    for name, methods in parts.items():
-        for owner, attribute in methods:
-            method = getattr(owner, attribute)
-            originals.append((owner, attribute, method))
-            setattr(owner, attribute, wrap(name, method))
-    try:
-        yield seconds
-    finally:
-        for owner, attribute, method in originals:
-            setattr(owner, attribute, method)
 
 
 def breakdown(size: int, env_steps: int, training: TrainingConfig) -> list[dict[str, Any]]:
