@@ -18,7 +18,7 @@ from minigrid.wrappers import FullyObsWrapper
 
 from vlmrb.envs import EnvConfig, make_env, make_renderer
 from vlmrb.envs.grid import GridLayout
-from vlmrb.envs.gymnasium import default_success
+from vlmrb.envs.instance import default_success
 
 
 class Ramp(gymnasium.Env):

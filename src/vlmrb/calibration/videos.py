@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageSequence, UnidentifiedImageError
 
-from vlmrb.envs.gymnasium import FrameRenderer, shrink
+from vlmrb.envs.gymnasium import FrameRenderer
+from vlmrb.envs.instance import shrink
 
 MAX_BYTES = 2 << 30
 """Of the frames of one video held at a time."""

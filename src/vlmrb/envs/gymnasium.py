@@ -8,20 +8,16 @@ the observation's bytes behind it: 3·frame_size² bytes for each state held, ag
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
-import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, SupportsFloat
+from typing import TYPE_CHECKING, Any, Final
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
-from gymnasium.error import DependencyNotInstalled
 from numpy.typing import NDArray
-from PIL import Image
 
+from vlmrb.envs.instance import Instance, shrink
 from vlmrb.envs.simulator import Spaces, Step
 from vlmrb.envs.workers import Group, LocalGroup, RemoteGroup
 
@@ -32,171 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SuccessTest = Callable[[dict[str, Any], float, bool, bool], bool]
-"""``(info, reward, terminated, truncated) → bool``, after every step; an episode succeeds if one of its steps does."""
-
 _SCHEMA: Final = 1
 _SEEDS: Final = 2**31 - 1  # what every Gymnasium environment takes as a seed
-
-
-def default_success(info: dict[str, Any], reward: float, terminated: bool, truncated: bool) -> bool:
-    """Says whether the goal was reached: as ``info`` has it, else by a positive reward at termination."""
-    for key in ("success", "is_success"):
-        if key in info:
-            return bool(info[key])
-    return terminated and reward > 0
-
-
-def _success_test(path: str | None) -> SuccessTest:
-    if path is None:
-        return default_success
-    module, _, name = path.rpartition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"env.success {path!r} cannot be imported: {error}") from error
-
-
-class Instance:
-    """One Gymnasium environment and what is taken off it after each step; families override what they do better.
-
-    Args:
-        config: which environment.
-
-    Raises:
-        ValueError: it cannot be made, or has observations, actions or frames that cannot be used here.
-    """
-
-    def __init__(self, config: EnvConfig) -> None:
-        self.config = config
-        self._success = _success_test(config.success)
-        try:
-            self.env = self._make()
-            self._observation, _ = self.env.reset(seed=0)
-            self.spaces = self._spaces()
-        except (gymnasium.error.Error, ModuleNotFoundError) as error:
-            raise ValueError(f"env.id {config.id!r} cannot be made: {error}") from error
-        action = self.env.action_space
-        self._first_action = int(action.start) if isinstance(action, spaces.Discrete) else None
-
-    def _make(self) -> gymnasium.Env:
-        # Frames go to arrays, never to a screen; without one, pygame's SDL complains on stderr at every start.
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-        config = self.config
-        try:
-            env = gymnasium.make(
-                config.id, render_mode="rgb_array", max_episode_steps=config.max_steps, **(config.kwargs or {})
-            )
-        except TypeError as error:
-            raise ValueError(f"env.kwargs {config.kwargs} do not fit {config.id!r}: {error}") from error
-        for wrapper in config.wrappers or []:
-            env = _wrap(env, wrapper)
-        return env
-
-    def _spaces(self) -> Spaces:
-        return self._sized_spaces(self._frame().size)
-
-    def _sized_spaces(self, size: int) -> Spaces:
-        """Returns the spaces, where ``size`` bytes of a snapshot are not the observation's."""
-        observation = self._observe()
-        pixels = observation.dtype == np.uint8 and observation.ndim in (3, 4)
-        snapshot_size = size + observation.nbytes
-        return Spaces(observation.shape, observation.dtype, snapshot_size, action_space(self.env), pixels=pixels)
-
-    def reset(self, seed: int) -> None:
-        """Begins a new episode."""
-        self._observation, _ = self.env.reset(seed=seed)
-
-    def step(self, action: NDArray) -> tuple[float, bool, bool, bool]:
-        """Moves on.
-
-        Args:
-            action: ``int64[]`` or ``float32[A]``.
-
-        Returns:
-            Reward, whether the goal was reached, terminated, truncated.
-        """
-        native: Any = action if self._first_action is None else int(action) + self._first_action
-        self._observation, reward, terminated, truncated, info = self.env.step(native)
-        value, ended, cut = _scalar(reward), bool(terminated), bool(truncated)
-        return value, bool(self._success(info, value, ended, cut)), ended, cut
-
-    def look(self) -> tuple[NDArray, NDArray]:
-        """Returns the present observation and snapshot ``[S]``."""
-        observation = self._observe()
-        return observation, np.concatenate((self._frame().reshape(-1), observation.reshape(-1).view(np.uint8)))
-
-    def close(self) -> None:
-        """Closes the environment."""
-        self.env.close()
-
-    def _observe(self) -> NDArray:
-        """Returns what the agent sees: images as they are, all else ``float32``, categories one-hot."""
-        space = self.env.observation_space
-        if isinstance(space, spaces.Box):
-            return np.ascontiguousarray(self._observation, np.uint8 if space.dtype == np.uint8 else np.float32)
-        if not space.is_np_flattenable:
-            raise ValueError(f"env.id {self.config.id!r}: observations of {space} cannot be made an array")
-        return np.asarray(spaces.utils.flatten(space, self._observation), np.float32)
-
-    def _frame(self) -> NDArray[np.uint8]:
-        """Returns the frame ``uint8[H, W, 3]``, its longer side at most ``frame_size`` pixels."""
-        return shrink(self._render()[None], self.config.frame_size)[0]
-
-    def _render(self) -> NDArray[np.uint8]:
-        """Returns the frame ``uint8[H, W, 3]`` as the environment draws it."""
-        try:
-            frame: Any = self.env.render()
-        except DependencyNotInstalled as error:
-            raise ValueError(f"env.id {self.config.id!r} cannot draw frames: {error}") from error
-        if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] != 3:
-            raise ValueError(f"env.id {self.config.id!r} draws no rgb_array frames [H, W, 3]")
-        return frame
-
-
-def _wrap(env: gymnasium.Env, wrapper: str | dict[str, Any]) -> gymnasium.Env:
-    """Puts one of ``env.wrappers`` around an environment."""
-    path, arguments = (
-        (wrapper, {}) if isinstance(wrapper, str) else (wrapper["class_path"], wrapper.get("init_args", {}))
-    )
-    module, _, name = path.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), name)(env, **arguments)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"env.wrappers: {path} cannot be put around {env}: {error}") from error
-
-
-def action_space(env: gymnasium.Env) -> int | tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Returns the number of discrete actions, or the bounds of a continuous one.
-
-    Raises:
-        ValueError: the actions are neither.
-    """
-    space = env.action_space
-    if isinstance(space, spaces.Discrete):
-        return int(space.n)
-    if isinstance(space, spaces.Box) and len(space.shape) == 1:
-        return space.low.astype(np.float32), space.high.astype(np.float32)
-    raise ValueError(f"actions must be Discrete or a one-dimensional Box, got {space}")
-
-
-def shrink(frames: NDArray[np.uint8], frame_size: int) -> NDArray[np.uint8]:
-    """Scales frames down, never up.
-
-    Args:
-        frames: ``uint8[B, H, W, 3]``.
-        frame_size: upper bound of height and width in pixels.
-    """
-    height, width = frames.shape[1:3]
-    longest = max(height, width)
-    if longest <= frame_size:
-        return frames
-    size = (max(1, width * frame_size // longest), max(1, height * frame_size // longest))
-    return np.stack([np.asarray(Image.fromarray(frame).resize(size, Image.Resampling.BOX)) for frame in frames])
-
-
-def _scalar(reward: SupportsFloat | NDArray) -> float:
-    return float(np.asarray(reward).reshape(()))
 
 
 class GymnasiumSimulator:

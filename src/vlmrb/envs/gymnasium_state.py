@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmrb.envs.gymnasium import Instance, shrink
+from vlmrb.envs.instance import Instance, shrink
 from vlmrb.envs.simulator import Spaces
 
 if TYPE_CHECKING:
@@ -65,9 +65,7 @@ class StateInstance(Instance):
         frame = self._frame()
         self._access.set_state(self.env, state)
         if not np.array_equal(frame, self._frame()):
-            raise ValueError(
-                f"env.state {self.config.state!r}: a state put back where it was taken changes the frame"
-            )
+            raise ValueError(f"env.state {self.config.state!r}: a state put back where it was taken changes the frame")
         return self._sized_spaces(state.nbytes)
 
     def look(self) -> tuple[NDArray, NDArray]:

@@ -15,7 +15,8 @@ from minigrid.minigrid_env import MiniGridEnv
 from numpy.typing import NDArray
 
 from vlmrb.envs.grid import GridLayout
-from vlmrb.envs.gymnasium import GymnasiumSimulator, Instance, action_space
+from vlmrb.envs.gymnasium import GymnasiumSimulator
+from vlmrb.envs.instance import Instance, action_space
 from vlmrb.envs.simulator import Spaces
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmrb.envs.gymnasium import GymnasiumSimulator, Instance, action_space
+from vlmrb.envs.gymnasium import GymnasiumSimulator
+from vlmrb.envs.instance import Instance, action_space
 from vlmrb.envs.ogbench_worlds import World, open_env
 from vlmrb.envs.simulator import Spaces
 

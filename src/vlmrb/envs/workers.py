@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from vlmrb.envs.simulator import Spaces, Step
 
 if TYPE_CHECKING:
-    from vlmrb.envs.gymnasium import Instance
+    from vlmrb.envs.instance import Instance
 
 _CLOSE_TIMEOUT_S = 5.0
 _DIED = "an environment worker died; run with env.workers: 0 to see why"
