@@ -92,8 +92,9 @@ class EnvConfig:
             if not isinstance(wrapper, str) and not {"class_path"} <= wrapper.keys() <= {"class_path", "init_args"}:
                 raise ValueError(f"env.wrappers holds class paths or {{class_path, init_args}}, got {wrapper}")
         family = find_family(self.id)
-        plain = getattr(family, "__name__", None) == "vlmrb.envs.gymnasium"
-        for name in ("kwargs", "wrappers", "state"):
-            if getattr(self, name) is not None and not plain:
-                raise ValueError(f"env.{name} goes with plain Gymnasium ids only, not with {self.id!r}")
+        module = getattr(family, "__name__", "").rpartition(".")[2]
+        for name, default in (("kwargs", None), ("wrappers", None), ("state", None), ("render_quality", "fast")):
+            takes, ids = ("ogbench", "OGBench's") if name == "render_quality" else ("gymnasium", "plain Gymnasium")
+            if getattr(self, name) != default and module != takes:
+                raise ValueError(f"env.{name} goes with {ids} ids only, not with {self.id!r}")
         family.check(self)
