@@ -121,6 +121,8 @@ class FitCLI(LightningCLI):
                 config["ckpt_path"] = str(last)
             else:
                 log.warning("no checkpoint in %s: the run starts from the beginning", run_dir)
+        if config["prefill"] is not None and Path(config["prefill"]).resolve() == run_dir.resolve():
+            raise ValueError(f"--prefill {config['prefill']} is run_dir itself: choose another --run_dir")
         self._locks.enter_context(lock_folder(run_dir, "run_dir="))
         continues = config["ckpt_path"] and Path(config["ckpt_path"]).resolve().parent == last.resolve().parent
         if not continues and not config["resume"] and _make_room(run_dir, config["overwrite"]):
@@ -139,7 +141,7 @@ class FitCLI(LightningCLI):
         if self.config_init["fit"]["trainer"].get("logger") in (None, True):
             kwargs["logger"] = [TensorBoardLogger(run_dir, name="", version=""), AppendingCSVLogger(run_dir)]
         trainer = super().instantiate_trainer(**kwargs)
-        if self.config_init["fit"]["prefill"] is not None:
+        if self.config_init["fit"]["prefill"] is not None and not self.config_init["fit"]["ckpt_path"]:
             trainer.callbacks.insert(0, PrefillCallback(self.config_init["fit"]["prefill"]))  # checkpoints come last
         require_one_device(trainer.num_devices * trainer.num_nodes)  # before a process is started for each
         return trainer

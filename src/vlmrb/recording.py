@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +15,61 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from vlmrb.calibration.policies import MakePlayer, PolicyName, make_player
 from vlmrb.envs import EnvConfig, make_env
-from vlmrb.replay.prefill import episode_files, write_episode
+from vlmrb.replay.prefill import write_episode
 from vlmrb.settings import load_env
 
 log = logging.getLogger(__name__)
+
+
+PATTERN = "episode-*.npz"
+
+
+def episode_files(folder: Path) -> list[Path]:
+    """Returns the episodes in a folder, in the order of their names."""
+    return sorted(folder.glob(PATTERN))
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a folder of episodes was recorded with, in its ``recording.json``.
+
+    Attributes:
+        env: the environment; numbers of instances and frame settings do not matter to who starts a run with it.
+        policy: who played.
+        episodes: how many were asked for.
+        ckpt: the agent.
+        epsilon: share of its random actions.
+        seed: of levels and actions.
+        complete: whether all episodes are there.
+    """
+
+    env: EnvConfig
+    policy: PolicyName
+    episodes: int
+    ckpt: str | None
+    epsilon: float
+    seed: int
+    complete: bool = False
+
+    def write(self, folder: Path) -> None:
+        """Writes the file."""
+        (folder / "recording.json").write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Recording | None:
+        """Reads the file; ``None`` if there is none, as with episodes from elsewhere.
+
+        Raises:
+            ValueError: it is damaged, or of another version.
+        """
+        path = folder / "recording.json"
+        if not path.exists():
+            return None
+        try:
+            settings = json.loads(path.read_text())
+            return cls(**{**settings, "env": EnvConfig(**settings["env"])})
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} cannot be read by this version: {error}") from error
 
 
 def record(
@@ -30,6 +83,8 @@ def record(
 ) -> int:
     """Plays episodes and writes each to a file; start a run with them by `vlmrb fit --prefill FOLDER`.
 
+    Repeat the command after an interruption: it plays the same episodes again.
+
     Args:
         out: folder for the episodes, new or without any.
         configs: configurations with an `env` section, as for `vlmrb fit`; also written -c.
@@ -42,11 +97,16 @@ def record(
     if episodes < 1:
         raise ValueError(f"--episodes {episodes} must be at least 1")
     folder = Path(out)
-    if folder.exists() and episode_files(folder):
-        raise FileExistsError(f"--out {out} already holds recorded episodes: name another folder")
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"--out {out} is a file: name a folder")
     config = load_env(configs)
+    recording = Recording(config, policy, episodes, ckpt, epsilon, seed)
+    begun = Recording.read(folder)
+    if begun is None and episode_files(folder) or begun is not None and (begun.complete or begun != recording):
+        raise FileExistsError(f"--out {out} already holds recorded episodes: name another folder")
     player = make_player(policy, config, ckpt, epsilon)
     folder.mkdir(parents=True, exist_ok=True)
+    recording.write(folder)
     successes = 0
     played = play_episodes(config, player, episodes, seed)
     for number, rows in enumerate(tqdm(played, "record", episodes, unit="episode")):
@@ -65,6 +125,7 @@ def record(
             terminated=bool(after["terminated"][-1]),
         )
         successes += bool(success.any())
+    replace(recording, complete=True).write(folder)
     log.info("%d episodes in %s, %d of them successful", episodes, folder, successes)
     return 0
 

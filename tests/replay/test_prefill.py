@@ -50,7 +50,7 @@ def _episodes(folder: Path) -> int:
 def test_recorded_episodes_become_the_rows_that_collecting_them_would_have_made(tmp_path: Path, n_steps: int) -> None:
     rows = _episodes(tmp_path)
     buffer = _buffer(n_steps=n_steps)
-    *_, stored = prefill_with_episodes(buffer, tmp_path)
+    *_, stored = prefill_with_episodes(buffer, sorted(tmp_path.glob("*.npz")))
     assert len(buffer) == len(check_rows(buffer, WORLD, GAMMA)) == rows
     assert stored == rows - (n_steps - 1)  # the last of them come when it is known that nothing follows
     assert buffer.env_steps == 0

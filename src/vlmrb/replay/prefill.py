@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from tensordict import TensorDict
 from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.replay.persistence import restore_rows
 
-PATTERN = "episode-*.npz"
 _STATES, _STEPS = ("observation", "snapshot"), ("action", "reward", "success")
 
 
@@ -41,8 +40,10 @@ def write_episode(
     """
     states = {"observation": observation, "snapshot": snapshot}
     steps = {"action": action, "reward": reward, "success": success, "terminated": np.array(terminated)}
-    with open(path, "wb") as file:
+    unfinished = path.with_suffix(".part")
+    with open(unfinished, "wb") as file:
         np.savez_compressed(file, allow_pickle=False, **states, **steps)
+    unfinished.replace(path)
 
 
 def read_episode(path: Path) -> TensorDict:
@@ -54,12 +55,16 @@ def read_episode(path: Path) -> TensorDict:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: np.asarray(file[name]) for name in (*_STATES, *_STEPS, "terminated")}
-    except Exception as error:  # zipfile, zlib and NumPy each have their own
+        return _rows(arrays)
+    except Exception as error:  # zipfile, zlib, NumPy and torch each have their own
         raise ValueError(f"{path} is no episode that can be read: {error}") from error
+
+
+def _rows(arrays: dict[str, NDArray]) -> TensorDict:
     length = len(arrays["action"])
     lengths = {name: len(arrays[name]) for name in (*_STATES, *_STEPS)}
     if not length or any(lengths[name] != length + (name in _STATES) for name in lengths):
-        raise ValueError(f"{path}: one state more than steps is needed, got {lengths}")
+        raise ValueError(f"one state more than steps is needed, got {lengths}")
     last = np.arange(length) == length - 1
     flags = {"terminated": last & bool(arrays["terminated"]), "done": last, "success": arrays["success"]}
     flags["truncated"] = last & ~flags["terminated"]
@@ -71,17 +76,12 @@ def read_episode(path: Path) -> TensorDict:
     return TensorDict(rows, [length]).unsqueeze(0)
 
 
-def episode_files(folder: Path) -> list[Path]:
-    """Returns the episodes in a folder, in the order of their names."""
-    return sorted(folder.glob(PATTERN))
-
-
-def prefill_with_episodes(buffer: VLMReplayBuffer, folder: Path) -> Iterator[int]:
+def prefill_with_episodes(buffer: VLMReplayBuffer, paths: Sequence[Path]) -> Iterator[int]:
     """Stores recorded episodes as if they had been collected; their clips are handed out to be scored.
 
     Args:
         buffer: empty.
-        folder: of ``episode-*.npz`` files.
+        paths: files that `write_episode` wrote.
 
     Yields:
         The rows in the buffer, after each episode.
@@ -89,7 +89,7 @@ def prefill_with_episodes(buffer: VLMReplayBuffer, folder: Path) -> Iterator[int
     Raises:
         ValueError: a file cannot be read or does not fit those before.
     """
-    for path in episode_files(folder):
+    for path in paths:
         rows = read_episode(path)
         try:
             buffer.extend(rows)

@@ -57,11 +57,38 @@ def test_rows_of_another_environment_and_empty_folders_are_refused_in_one_line(
 ) -> None:
     other = ("--env.id", "MiniGrid-DoorKey-6x6-v0", "--training.total_env_steps", "400")
     assert fit(tmp_path / "run", "--prefill", str(recorded), *other) == 1
+    assert "its rows were made with env.id='MiniGrid-DoorKey-5x5-v0'" in capsys.readouterr().err
+    fewer = ("--env.actions", "[0, 1, 2, 3, 5]", "--training.total_env_steps", "400")
+    assert fit(tmp_path / "run", "--prefill", str(recorded), *fewer) == 1
+    assert "with env.actions=None, and this run has [0, 1, 2, 3, 5]" in capsys.readouterr().err
+    (recorded / "recording.json").unlink()  # as with episodes from elsewhere
+    assert fit(tmp_path / "run", "--prefill", str(recorded), *other) == 1
     assert "are these rows of another environment?" in capsys.readouterr().err
+    assert fit(tmp_path / "run", "--prefill", str(recorded), *fewer) == 1
+    assert "actions from 0 to 6 are there, and with" in capsys.readouterr().err
     assert fit(tmp_path / "other", "--prefill", str(tmp_path / "nothing"), *other) == 1
     error = capsys.readouterr().err
     assert "neither a run with checkpoints/last.ckpt nor recorded episodes" in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_recording_that_was_broken_off_is_made_whole_by_the_same_command(recorded: Path, tmp_path: Path) -> None:
+    before = {path.name: path.read_bytes() for path in recorded.glob("*.npz")}
+    description = json.loads((recorded / "recording.json").read_text())
+    (recorded / "recording.json").write_text(json.dumps({**description, "complete": False}))
+    (recorded / "episode-00004.npz").unlink()
+    command = ["record", "-c", str(tmp_path / "env.yaml"), "--episodes", "6", "--out", str(recorded)]
+    assert main([*command, "--seed", "1"]) == 1  # another recording
+    assert main(command) == 0
+    assert {path.name: path.read_bytes() for path in recorded.glob("*.npz")} == before
+    assert json.loads((recorded / "recording.json").read_text())["complete"]
+
+
+@pytest.mark.slow
+def test_a_run_is_not_its_own_beginning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fit(tmp_path / "run", "--prefill", str(tmp_path / "run"), "--training.total_env_steps", "400") == 1
+    assert "is run_dir itself" in capsys.readouterr().err
 
 
 @pytest.mark.slow
