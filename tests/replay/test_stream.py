@@ -277,6 +277,31 @@ class TestRefusals:
     def test_keys_of_a_wrong_shape_or_dtype_and_rewards_that_are_not_finite(self, n_steps, which, key, change, message):
         self.refuse(n_steps, which, message, lambda block: block.set(("next", key), change(block["next", key]).clone()))
 
+    @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+    @pytest.mark.parametrize("key", ["observation", ("next", "observation")])
+    def test_stored_values_that_are_not_finite(self, key, bad):
+        blocks = list(collect(3, 4, World(50), 2))
+        for block in blocks:
+            for place in ("observation", ("next", "observation")):
+                block[place] = block[place].float()
+        buffer = make(60, 4, 1)
+        buffer.extend(blocks[0])
+        wrong = blocks[1].clone()
+        wrong[key][1, 2, :2] = bad
+        name = key if isinstance(key, str) else ".".join(key)
+        with pytest.raises(ValueError, match=f"^{name}: 2 of 36 values are not finite$"):
+            buffer.extend(wrong)
+        buffer.extend(blocks[1])  # nothing had changed
+        assert len(buffer) == 24
+
+    def test_values_that_are_not_finite_where_nothing_learns_from_them(self):
+        block = next(collect(3, 4, World(50), 1))
+        for place in ("snapshot", ("next", "snapshot")):
+            block[place] = block[place].float().index_fill(-1, torch.tensor([0]), torch.nan)
+        buffer = make(60, 4, 1)
+        buffer.extend(block)  # frames are drawn from snapshots, which are kept with the clips and not with the rows
+        assert len(buffer) == 12
+
     @pytest.mark.parametrize("n_steps", [1, 3])
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -346,16 +371,6 @@ def leaves(state: object) -> list[torch.Tensor]:
     if isinstance(state, list | tuple):
         return [leaf for item in state for leaf in leaves(item)]
     return [torch.tensor(list(repr(state).encode()))]
-
-
-def test_states_that_are_nan_continue_each_other():
-    buffer = make(60, 4, 1)
-    for block in collect(3, 4, World(50), 2):
-        for key in ("observation", ("next", "observation")):
-            block[key] = block[key].float()
-            block[key][..., 0] = torch.nan
-        buffer.extend(block)
-    assert len(buffer) == 24
 
 
 class TestEndStreams:

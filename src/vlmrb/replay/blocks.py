@@ -75,7 +75,8 @@ class BlockReader:
         """Reads a block ``[n, T]``; the result shares its memory.
 
         Raises:
-            ValueError: a key is missing, has another shape or dtype than in the first block, or a reward is not finite.
+            ValueError: a key is missing, has another shape or dtype than in the first block, or one that is stored has
+                values that are not finite.
         """
         forms = self.forms or self._learn(data)
         get = data._get_tuple  # `get` at half its time
@@ -91,8 +92,9 @@ class BlockReader:
         done, success = (_flags(get(key, None), key, shape) for key in (DONE, SUCCESS))
         if done is None:
             raise ValueError(self._missing(data))
-        if REWARD in leaves and not (finite := np.isfinite(leaves[REWARD].numpy())).all():
-            raise ValueError(f"{_name(REWARD)}: {np.count_nonzero(~finite)} of {finite.size} values are not finite")
+        for key, form in forms.items():  # one NaN would spread through the networks to every weight
+            if form.dtype.is_floating_point and key not in self._taken_off:
+                _require_finite(leaves[key], key)
         frames = self._pair(leaves, "snapshot") if self._snapshots else None
         continues = self._continues if self._continues in leaves else None
         states = None if continues is None else self._pair(leaves, continues)
@@ -149,6 +151,12 @@ def _flags(leaf: Tensor | None, key: NestedKey, shape: torch.Size) -> NDArray[np
     if leaf.dtype != torch.bool or leaf.numel() != shape.numel():
         raise ValueError(f"{_name(key)}: expected bool[1] in each row, got {Form(leaf.shape[2:], leaf.dtype)}")
     return leaf.numpy().reshape(shape)
+
+
+def _require_finite(leaf: Tensor, key: NestedKey) -> None:
+    finite = np.isfinite((leaf.float() if leaf.dtype == torch.bfloat16 else leaf).numpy())  # NumPy has no bfloat16
+    if not finite.all():
+        raise ValueError(f"{_name(key)}: {np.count_nonzero(~finite)} of {finite.size} values are not finite")
 
 
 def _name(key: NestedKey) -> str:
