@@ -269,6 +269,13 @@ def test_unbounded_actions_arrays_as_observations_and_compilation_are_refused() 
     ("algorithm", "setting", "value"),
     [
         (SAC, "target_update_rate", 0.0),
+        (SAC, "target_update_rate", math.nan),
+        (SAC, "critic_learning_rate", 0.0),
+        (TD3, "actor_learning_rate", math.inf),
+        (SAC, "temperature_learning_rate", -1e-3),
+        (SAC, "initial_temperature", math.nan),
+        (SAC, "target_entropy", -math.inf),
+        (TD3, "noise_clip", math.nan),
         (SAC, "initial_temperature", 0.0),
         (TD3, "actor_interval", 0),
         (TD3, "policy_noise", -0.1),
@@ -279,3 +286,8 @@ def test_settings_that_cannot_work_are_refused_by_name(
 ) -> None:
     with pytest.raises(ValueError, match=f"model.{setting}={value}"):
         algorithm(**{setting: value})  # type: ignore[arg-type]
+
+
+def test_hidden_layers_without_units_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^model\.hidden_sizes\[1\]=0 must be at least 1$"):
+        TD3(hidden_sizes=[16, 0])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,6 +155,44 @@ def test_more_than_one_device_is_refused_with_what_to_do() -> None:
 def test_continuous_actions_are_refused_by_dqn() -> None:
     with pytest.raises(ValueError, match="DQN needs discrete actions"):
         DQN(EnvConfig("Pendulum-v1", num_envs=1), training(), UNIFORM).configure_model()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("learning_rate", 0.0),
+        ("learning_rate", math.nan),
+        ("target_update_interval", 0),
+        ("epsilon_end", math.nan),
+        ("kappa", math.nan),
+        ("kappa", math.inf),
+        ("num_cosines", 0),
+    ],
+)
+def test_model_settings_that_cannot_work_are_refused_by_name(setting: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"^model.{setting}={value} must .*$"):
+        IQN(ENV, training(), UNIFORM, **{setting: value})
+
+
+def test_hidden_layers_without_units_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^model\.hidden_sizes\[0\]=-3 must be at least 1$"):
+        DQN(ENV, training(), UNIFORM, hidden_sizes=[-3])
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("replay_ratio", 0.0),
+        ("replay_ratio", math.nan),
+        ("replay_ratio", math.inf),
+        ("gamma", math.nan),
+        ("learning_starts", -1),
+        ("frames_per_batch", 0),
+    ],
+)
+def test_training_settings_that_cannot_work_are_refused_by_name(setting: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"^training.{setting}={value} must .*$"):
+        training(**{setting: value})
 
 
 class TestEvaluation:

@@ -73,6 +73,8 @@ class TestSchemes:
         ({"n_steps": 0}, "replay.n_steps=0"),
         ({"warmup_fraction": -0.1}, "replay.warmup_fraction=-0.1"),
         ({"memory_limit_gib": 0.0}, "replay.memory_limit_gib=0.0"),
+        ({"memory_limit_gib": float("nan")}, "replay.memory_limit_gib=nan"),
+        ({"max_draws_per_positive": float("nan")}, "replay.max_draws_per_positive=nan"),
         ({"max_draws_per_positive": 0.0}, "replay.max_draws_per_positive=0.0"),
         ({"vlm": VLMConfig(threshold=1.2)}, r"replay.* threshold must lie in \[0, 1\], got 1.2"),
         ({"vlm": VLMConfig(unscored=-1.0)}, "replay.* unscored=-1.0"),

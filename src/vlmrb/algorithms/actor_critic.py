@@ -16,6 +16,7 @@ from vlmrb.algorithms.base import OffPolicyModule
 from vlmrb.algorithms.config import TrainingConfig
 from vlmrb.envs import EnvConfig
 from vlmrb.networks.continuous import ActionBounds, Critic
+from vlmrb.ranges import POSITIVE, POSITIVE_SHARE, require, require_widths
 from vlmrb.replay.config import ReplayConfig
 
 
@@ -59,8 +60,10 @@ class ActorCritic(OffPolicyModule):
         layer_norm: bool = True,
     ) -> None:
         super().__init__(env, training, replay, seed)
-        if not 0.0 < target_update_rate <= 1.0:
-            raise ValueError(f"model.target_update_rate={target_update_rate} must lie in (0, 1]")
+        learning_rates = {"critic_learning_rate": critic_learning_rate, "actor_learning_rate": actor_learning_rate}
+        require(POSITIVE, "model", **learning_rates)
+        require(POSITIVE_SHARE, "model", target_update_rate=target_update_rate)
+        require_widths(hidden_sizes)
         self.hidden_sizes = list(hidden_sizes)
         self.critic_learning_rate = critic_learning_rate
         self.actor_learning_rate = actor_learning_rate

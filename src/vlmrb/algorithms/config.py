@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vlmrb.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, SHARE, require
+
 
 @dataclass(frozen=True)
 class TrainingConfig:
@@ -30,18 +32,14 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         """Refuses settings that cannot work, naming them."""
-        for name in ("total_env_steps", "frames_per_batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"training.{name}={getattr(self, name)} must be at least 1")
-        if not 0.0 <= self.gamma <= 1.0:
-            raise ValueError(f"training.gamma={self.gamma} must lie in [0, 1]")
+        budget = {"total_env_steps": self.total_env_steps, "frames_per_batch": self.frames_per_batch}
+        require(AT_LEAST_ONE, "training", **budget)
+        require(NOT_NEGATIVE, "training", learning_starts=self.learning_starts)
+        require(POSITIVE, "training", replay_ratio=self.replay_ratio)
+        require(SHARE, "training", gamma=self.gamma)
         if self.total_env_steps % self.frames_per_batch:
             blocks = max(1, round(self.total_env_steps / self.frames_per_batch))
             raise ValueError(
                 f"training.total_env_steps={self.total_env_steps} must be a multiple of "
                 f"training.frames_per_batch={self.frames_per_batch}; the nearest is {blocks * self.frames_per_batch}"
             )
-        if self.learning_starts < 0:
-            raise ValueError(f"training.learning_starts={self.learning_starts} must not be negative")
-        if self.replay_ratio <= 0:
-            raise ValueError(f"training.replay_ratio={self.replay_ratio} must be positive")

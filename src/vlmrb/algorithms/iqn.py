@@ -15,6 +15,7 @@ from vlmrb.envs import EnvConfig
 from vlmrb.losses.iqn import IQNLoss
 from vlmrb.networks.pixels import is_image
 from vlmrb.networks.quantile import QuantileNetwork, make_quantile_network
+from vlmrb.ranges import AT_LEAST_ONE, POSITIVE, require
 from vlmrb.replay.config import ReplayConfig
 
 
@@ -51,16 +52,18 @@ class IQN(ValueBased):
         **common: Any,
     ) -> None:
         super().__init__(env, training, replay, seed, **common)
+        quantiles = {
+            "num_quantiles": num_quantiles,
+            "num_target_quantiles": num_target_quantiles,
+            "num_policy_quantiles": num_policy_quantiles,
+        }
+        require(AT_LEAST_ONE, "model", **quantiles, num_cosines=num_cosines)
+        require(POSITIVE, "model", kappa=kappa)
         self.num_quantiles = num_quantiles
         self.num_target_quantiles = num_target_quantiles
         self.num_policy_quantiles = num_policy_quantiles
         self.num_cosines = num_cosines
         self.kappa = kappa
-        for name in ("num_quantiles", "num_target_quantiles", "num_policy_quantiles", "num_cosines"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"model.{name}={getattr(self, name)} must be at least 1")
-        if kappa <= 0:
-            raise ValueError(f"model.kappa={kappa} must be positive")
 
     @cached_property
     def quantile_generator(self) -> torch.Generator:

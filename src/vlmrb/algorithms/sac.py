@@ -17,6 +17,7 @@ from vlmrb.algorithms.config import TrainingConfig
 from vlmrb.envs import EnvConfig
 from vlmrb.losses.td_errors import abs_td_error
 from vlmrb.networks.continuous import GaussianActor
+from vlmrb.ranges import FINITE, POSITIVE, require
 from vlmrb.replay.config import ReplayConfig
 
 
@@ -51,8 +52,12 @@ class SAC(ActorCritic):
         **common: Any,
     ) -> None:
         super().__init__(env, training, replay, seed, actor_learning_rate=actor_learning_rate, **common)
-        if initial_temperature <= 0:
-            raise ValueError(f"model.initial_temperature={initial_temperature} must be positive")
+        temperature = {
+            "initial_temperature": initial_temperature,
+            "temperature_learning_rate": temperature_learning_rate,
+        }
+        require(POSITIVE, "model", **temperature)
+        require(FINITE, "model", target_entropy=target_entropy)
         self.initial_temperature = initial_temperature
         self.temperature_learning_rate = temperature_learning_rate
         self.target_entropy = target_entropy

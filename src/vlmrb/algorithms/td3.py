@@ -16,6 +16,7 @@ from vlmrb.algorithms.config import TrainingConfig
 from vlmrb.envs import EnvConfig
 from vlmrb.losses.td_errors import abs_td_error
 from vlmrb.networks.continuous import DeterministicActor
+from vlmrb.ranges import AT_LEAST_ONE, NOT_NEGATIVE, require
 from vlmrb.replay.config import ReplayConfig
 
 
@@ -52,15 +53,13 @@ class TD3(ActorCritic):
         **common: Any,
     ) -> None:
         super().__init__(env, training, replay, seed, **common)
+        noise = {"exploration_noise": exploration_noise, "policy_noise": policy_noise, "noise_clip": noise_clip}
+        require(NOT_NEGATIVE, "model", **noise)
+        require(AT_LEAST_ONE, "model", actor_interval=actor_interval)
         self.exploration_noise = exploration_noise
         self.policy_noise = policy_noise
         self.noise_clip = noise_clip
         self.actor_interval = actor_interval
-        for name in ("exploration_noise", "policy_noise", "noise_clip"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"model.{name}={getattr(self, name)} must not be negative")
-        if actor_interval < 1:
-            raise ValueError(f"model.actor_interval={actor_interval} must be at least 1")
 
     def make_actor(self, observation_size: int, action_size: int) -> nn.Module:
         """Creates the deterministic actor."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vlmrb.algorithms.base import OffPolicyModule
 from vlmrb.algorithms.config import TrainingConfig
 from vlmrb.envs import EnvConfig
+from vlmrb.ranges import AT_LEAST_ONE, POSITIVE, SHARE, require, require_widths
 from vlmrb.replay.config import ReplayConfig
 from vlmrb.replay.schedule import LinearSchedule
 
@@ -65,8 +66,11 @@ class ValueBased(OffPolicyModule):
         epsilon_fraction: float = 0.5,
     ) -> None:
         super().__init__(env, training, replay, seed)
-        if target_update_interval < 1:
-            raise ValueError(f"model.target_update_interval={target_update_interval} must be at least 1")
+        epsilons = {"epsilon_start": epsilon_start, "epsilon_end": epsilon_end, "epsilon_fraction": epsilon_fraction}
+        require(POSITIVE, "model", learning_rate=learning_rate)
+        require(AT_LEAST_ONE, "model", target_update_interval=target_update_interval)
+        require(SHARE, "model", **epsilons)
+        require_widths(hidden_sizes)
         self.learning_rate = learning_rate
         self.hidden_sizes = list(hidden_sizes)
         self.colors = colors
@@ -75,9 +79,6 @@ class ValueBased(OffPolicyModule):
         self.epsilon_start = epsilon_start
         self.epsilon_end = epsilon_end
         self.epsilon_fraction = epsilon_fraction
-        for name in ("epsilon_start", "epsilon_end", "epsilon_fraction"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"model.{name}={getattr(self, name)} must lie in [0, 1]")
         duration = int(epsilon_fraction * self.training_config.total_env_steps)
         self.epsilon_schedule = LinearSchedule(epsilon_start, epsilon_end, begin=0, duration=duration)
 

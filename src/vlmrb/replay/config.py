@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from vlmrb.ranges import AT_LEAST_ONE, POSITIVE, SHARE, require
 from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.replay.schedule import LinearSchedule
 from vlmrb.replay.terms import AgeTerm, PriorityTerm, TDTerm, VLMTerm
@@ -104,24 +105,16 @@ class ReplayConfig:
 
     def __post_init__(self) -> None:
         """Refuses settings that cannot work, or would have no effect, naming them."""
-        if self.batch_size < 1:
-            raise ValueError(f"replay.batch_size={self.batch_size} must be at least 1")
+        require(AT_LEAST_ONE, "replay", batch_size=self.batch_size, n_steps=self.n_steps)
+        require(SHARE, "replay", lam_max=self.lam_max, warmup_fraction=self.warmup_fraction)
+        limits = {"memory_limit_gib": self.memory_limit_gib, "max_draws_per_positive": self.max_draws_per_positive}
+        require(POSITIVE, "replay", **limits)
         if self.capacity < self.batch_size:
             raise ValueError(f"replay.capacity={self.capacity} is smaller than replay.batch_size={self.batch_size}")
         if self.clip_length is not None and self.clip_length < 2:
             raise ValueError(
                 f"replay.clip_length={self.clip_length} must be at least 2 frames: a clip needs one transition"
             )
-        if self.n_steps < 1:
-            raise ValueError(f"replay.n_steps={self.n_steps} must be at least 1")
-        if not 0 <= self.lam_max <= 1:
-            raise ValueError(f"replay.lam_max={self.lam_max} must lie in [0, 1]")
-        if not 0 <= self.warmup_fraction <= 1:
-            raise ValueError(f"replay.warmup_fraction={self.warmup_fraction} must lie in [0, 1]")
-        if self.memory_limit_gib <= 0:
-            raise ValueError(f"replay.memory_limit_gib={self.memory_limit_gib} must be positive")
-        if self.max_draws_per_positive is not None and self.max_draws_per_positive <= 0:
-            raise ValueError(f"replay.max_draws_per_positive={self.max_draws_per_positive} must be positive")
         try:
             terms = self.terms()
         except ValueError as error:
@@ -137,10 +130,8 @@ class ReplayConfig:
                 raise ValueError(
                     "replay.importance_weights has no effect at lam_max=0: uniform draws need no correction"
                 )
-            for name in ("beta_start", "beta_end"):
-                if not 0 <= getattr(self.importance_weights, name) <= 1:
-                    beta = getattr(self.importance_weights, name)
-                    raise ValueError(f"replay.importance_weights.{name}={beta} must lie in [0, 1]")
+            betas = {"beta_start": self.importance_weights.beta_start, "beta_end": self.importance_weights.beta_end}
+            require(SHARE, "replay.importance_weights", **betas)
 
     @property
     def needs_scores(self) -> bool:
