@@ -17,7 +17,7 @@ from corpora import doorkey_corpus, square_frames, write_gif
 from vlmrb.calibration.corpus import Corpus, load_corpus
 from vlmrb.calibration.gallery import pick, write_clips
 from vlmrb.calibration.labelled_videos import collect_videos
-from vlmrb.calibration.report import SPLIT_SEED, judge
+from vlmrb.calibration.report import SPLIT_SEED, judge, verdicts
 from vlmrb.calibration.scores import load_candidates
 from vlmrb.calibration.statistics import best_threshold, confusion, halves
 from vlmrb.cli import main
@@ -89,6 +89,22 @@ def test_a_perfect_scorer_is_found_perfect_and_a_plain_one_is_found_out(corpus: 
     assert strict["at_configured"]["precision"] == pytest.approx(success.sum() / progress.sum())
     assert strict["at_best"]["threshold"] == pytest.approx((Grades().door + Grades().goal) / 2)
     assert strict["at_best"]["precision"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("interval", "says"),
+    [
+        ((0.2, 0.49), "worse than guessing"),
+        ((0.4, 0.7), "no better than guessing"),
+        ((0.6, 0.9), "apart poorly"),
+        ((0.9, 0.99), "it tells these clips apart"),
+    ],
+)
+def test_what_an_auc_comes_to_is_said_in_words(interval: tuple[float, float], says: str) -> None:
+    scorer = {"label": "mine", "by_label": {"success": {"auc": sum(interval) / 2, "auc_interval": interval}}}
+    (line,) = verdicts({"label": "success", "scorers": [scorer]})
+    assert line.startswith(f"mine: ROC AUC {sum(interval) / 2:.3f} [")
+    assert says in line.partition(" by success: ")[2]
 
 
 def test_wrong_labels_show_as_the_most_wrong_clips(videos: Corpus, tmp_path: Path) -> None:

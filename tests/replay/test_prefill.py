@@ -94,9 +94,21 @@ def test_a_buffer_of_other_settings_is_refused_and_changes_nothing() -> None:
     Pipeline(earlier, WORLD, blocks=3).run()
     for settings, name in (({"clip_length": 6}, "clip_length"), ({"n_steps": 2}, "n_steps")):
         buffer = _buffer(**settings)
-        with pytest.raises(ValueError, match=f"has {name}="):
+        with pytest.raises(ValueError, match=f"filled with replay.{name}="):
             prefill_with_buffer(buffer, earlier.state_dict())
         assert len(buffer) == 0
+
+
+def test_a_buffer_without_clips_takes_the_rows_of_one_with_clips_but_not_the_other_way_round() -> None:
+    earlier = _buffer()
+    Pipeline(earlier, WORLD, blocks=12).run()
+    uniform = _buffer(terms=[], lam=0.0, clip_length=None)
+    prefill_with_buffer(uniform, earlier.state_dict())
+    assert torch.equal(uniform[:]["observation"], earlier[:]["observation"])
+    assert (uniform.columns["clip_id"][: len(uniform)] == -1).all()
+    Pipeline(uniform, WORLD, num_envs=3, blocks=8).run()
+    with pytest.raises(ValueError, match="filled with replay.clip_length=None, and this run has 5"):
+        prefill_with_buffer(_buffer(), uniform.state_dict())
 
 
 def test_a_file_that_is_no_episode_is_named(tmp_path: Path) -> None:

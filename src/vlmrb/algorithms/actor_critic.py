@@ -106,7 +106,10 @@ class ActorCritic(OffPolicyModule):
         if self.training_config.compile:
             raise ValueError(f"training.compile=true is for DQN and IQN: model {name} runs TorchRL's loss as it is")
         if hasattr(action_spec, "n"):
-            raise ValueError(f"model {name} needs continuous actions, and those of env.id={env_id!r} are discrete")
+            raise ValueError(
+                f"model {name} needs continuous actions, and those of env.id={env_id!r} are discrete: use --model "
+                "vlmrb.algorithms.DQN or vlmrb.algorithms.IQN"
+            )
         low, high = action_spec.space.low, action_spec.space.high
         if not (low.isfinite() & high.isfinite() & (low < high)).all():
             raise ValueError(f"model {name} needs actions with finite bounds, which env.id={env_id!r} does not give")

@@ -106,7 +106,10 @@ class ValueBased(OffPolicyModule):
         """Creates the network, its target and the loss."""
         if not hasattr(action_spec, "n"):
             name = type(self).__name__
-            raise ValueError(f"model {name} needs discrete actions, and those of env.id={self.env.id!r} are continuous")
+            raise ValueError(
+                f"model {name} needs discrete actions, and those of env.id={self.env.id!r} are continuous: use --model "
+                "vlmrb.algorithms.SAC or vlmrb.algorithms.TD3"
+            )
         self.num_actions = int(action_spec.n)
         self.q_network = self.make_network(observation_spec)
         self.target_network = copy.deepcopy(self.q_network).requires_grad_(False)

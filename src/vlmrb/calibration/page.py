@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from vlmrb.calibration.gallery import Shown
+from vlmrb.calibration.report import verdicts
 
 Gallery = Mapping[str, Sequence[Shown]]
 
@@ -67,6 +68,7 @@ def render_page(report: Mapping[str, Any], galleries: Sequence[Gallery], overlay
         f"<code>{escape(corpus['renderer'])}</code>: {_counts(counts)}. Brackets hold 95 % bootstrap intervals, "
         "resampled by episode.</p>",
         *(f'<p class="note">{escape(note)}</p>' for note in corpus["notes"]),
+        *(f'<p class="note">{escape(line)}</p>' for line in verdicts(report)),
         _overview(report, overlays, plots),
         *(_scorer(report, number, galleries[number], plots) for number in range(len(report["scorers"]))),
         "<section><h2>How this was made</h2>"

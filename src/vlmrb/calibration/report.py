@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -132,6 +133,31 @@ def build_report(
 def _prompt_text(candidate: Candidate) -> str | None:
     prompt = getattr(candidate.scorer, "prompt", None)
     return None if prompt is None else getattr(prompt, "text", str(prompt))
+
+
+def verdict(auc_interval: Sequence[float]) -> str:
+    """Says what the 95 % interval of a ROC AUC means for who would let this scorer guide replay."""
+    low, high = auc_interval
+    if high < 0.5:
+        return "worse than guessing on these clips: it answers something else than was asked; do not use it as it is"
+    if low <= 0.5:
+        return "no better than guessing on these clips: do not use it as it is"
+    return (
+        "it tells these clips apart"
+        if low >= 0.8
+        else "it tells these clips apart poorly: look at the clips it got wrong"
+    )
+
+
+def verdicts(report: Mapping[str, Any]) -> list[str]:
+    """Returns a line on each scorer of a report: its ROC AUC by the label that τ is chosen by, and what it comes to."""
+    lines = []
+    for scorer in report["scorers"]:
+        judged = scorer["by_label"][report["label"]]
+        low, high = judged["auc_interval"]
+        measured = f"ROC AUC {judged['auc']:.3f} [{low:.3f}, {high:.3f}] by {report['label']}"
+        lines.append(f"{scorer['label']}: {measured}: {verdict(judged['auc_interval'])}")
+    return lines
 
 
 def judge(scores: NDArray[np.float32], labels: Labels, groups: NDArray[np.int64], threshold: float) -> dict[str, Any]:

@@ -130,7 +130,8 @@ def calibrate(
                 scored.append(score_clips(candidate, len(clips.clips), clips.batch, cache))
             finally:
                 cache.close()
-        write_report(folder, clips, candidates, scored, label_name, shown, command)
+        lines = write_report(folder, clips, candidates, scored, label_name, shown, command)
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.write(f"{folder / 'index.html'}\n")
     return 0
 

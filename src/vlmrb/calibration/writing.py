@@ -10,7 +10,7 @@ from vlmrb.calibration.gallery import pick, write_clips
 from vlmrb.calibration.manifest import write_whole
 from vlmrb.calibration.page import render_page
 from vlmrb.calibration.plots import plot_roc, plot_scorer
-from vlmrb.calibration.report import build_report, calibrated_overlay, scores_csv
+from vlmrb.calibration.report import build_report, calibrated_overlay, scores_csv, verdicts
 from vlmrb.calibration.scores import Candidate, Scored
 
 
@@ -22,7 +22,7 @@ def write_report(
     label: str,
     shown: int,
     command: str,
-) -> None:
+) -> list[str]:
     """Writes ``index.html``, its pictures, ``report.json``, ``scores.csv`` and an overlay per candidate.
 
     Args:
@@ -33,6 +33,9 @@ def write_report(
         label: by what τ is chosen.
         shown: most clips of each kind on the page.
         command: how the report was asked for.
+
+    Returns:
+        A line on each candidate: what it comes to.
     """
     report = build_report(corpus, candidates, scored, label, command)
     values = corpus.labels()[label]
@@ -52,3 +55,4 @@ def write_report(
     write_whole(folder / "scores.csv", scores_csv(corpus, candidates, scored).encode())
     write_whole(folder / "report.json", (json.dumps(report, indent=1) + "\n").encode())
     write_whole(folder / "index.html", render_page(report, galleries, overlays, "plots").encode())
+    return verdicts(report)

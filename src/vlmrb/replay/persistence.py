@@ -72,8 +72,13 @@ def restore_rows(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> None:
     Raises:
         ValueError: another schema, or other settings; nothing has changed.
     """
-    settings = {**state.get("settings", {}), "terms": _settings(buffer)["terms"]}
-    check_buffer_state(buffer, {**state, "settings": settings})
+    ours, saved = _settings(buffer), {**state.get("settings", {})}
+    left_open = {"terms"} if buffer.clips is not None else {"terms", "clip_length"}  # clips can be left, but not made
+    for name in (name for name in ours if name in saved and name not in left_open):
+        if saved[name] != ours[name]:
+            setting = "training.gamma" if name == "gamma" else f"replay.{name}"
+            raise ValueError(f"its buffer was filled with {setting}={saved[name]}, and this run has {ours[name]}")
+    check_buffer_state(buffer, {**state, "settings": ours})
     buffer.empty()
     _write_rows(buffer, state)
     if buffer.clips is not None:
@@ -84,9 +89,9 @@ def restore_rows(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> None:
         buffer._n_step.set_extra_state(state["look_back"])
     index = np.arange(state["size"])
     if len(index):
-        saved = {name: tensor.numpy() for name, tensor in state["columns"].items()}
-        kept = {name: saved[name] for name in ("clip_id", "episode_id", "position", "episode_success")}
-        buffer._priorities.fill(index, kept | {"env_step": 0})
+        columns = {name: tensor.numpy() for name, tensor in state["columns"].items()}
+        names = ("episode_id", "episode_success") + (("clip_id", "position") if buffer.clips is not None else ())
+        buffer._priorities.fill(index, {name: columns[name] for name in names} | {"env_step": 0})
         buffer._priorities.compose(index, source="an earlier run's rows")
 
 
