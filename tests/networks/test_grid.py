@@ -49,6 +49,14 @@ def test_vector_observations_get_a_plain_perceptron() -> None:
     assert network(torch.zeros(3, 4)).shape == (3, 2)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float64])
+@pytest.mark.parametrize("shape", [(4,), (2, 2)])
+def test_numbers_of_any_dtype_are_seen_as_what_they_are(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    network = make_q_network(shape, dtype, 2, [8])
+    numbers = torch.tensor([[0, 1, 128, 255], [7, 7, 7, 7]])
+    torch.testing.assert_close(network(numbers.to(dtype).reshape(2, *shape)), network[1:](numbers.float()))
+
+
 def test_last_layer_starts_small() -> None:
     torch.manual_seed(0)
     plain = mlp([4, 8, 2])

@@ -20,7 +20,10 @@ def test_quantiles_are_the_hand_computed_product_of_features_and_cosine_embeddin
     assert found.flatten().tolist() == pytest.approx([6.0, 3.0 + 10.0, 30.0], abs=1e-5)
 
 
-@pytest.mark.parametrize(("shape", "dtype"), [((5, 5, 3), torch.uint8), ((4,), torch.float32), ((2, 3), torch.float32)])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((5, 5, 3), torch.uint8), ((4,), torch.float32), ((2, 3), torch.float32), ((128,), torch.uint8)],
+)
 def test_grids_and_vectors_give_quantiles_of_every_action(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     network = make_quantile_network(shape, dtype, 7, [16, 8])
     observation = torch.ones(3, *shape, dtype=dtype)

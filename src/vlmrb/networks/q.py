@@ -6,17 +6,36 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vlmrb.networks.grid import GridEncoder
 from vlmrb.networks.mlp import mlp
 from vlmrb.networks.pixels import PixelEncoder
 
 
+class FlatEncoder(nn.Module):
+    """Numbers of any dtype as one ``float32`` vector, in their own units: bytes stay 0 to 255.
+
+    Scaling is left to the environment, as nothing here says what a number stands for.
+
+    Args:
+        observation_shape: one observation's shape, at least one dimension.
+    """
+
+    def __init__(self, observation_shape: Sequence[int]) -> None:
+        super().__init__()
+        self.dims = len(observation_shape)
+        self.out_features = math.prod(observation_shape)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Returns ``float32[B, out_features]``."""
+        return observation.flatten(-self.dims).float()
+
+
 def make_encoder(
     observation_shape: Sequence[int], observation_dtype: torch.dtype, colors: bool = False, pixels: bool = False
 ) -> tuple[nn.Module, int]:
-    """Chooses the encoder: `PixelEncoder` for images, `GridEncoder` for a symbolic grid, else a flat vector.
+    """Chooses the encoder: `PixelEncoder` for images, `GridEncoder` for a symbolic grid, else `FlatEncoder`.
 
     Args:
         observation_shape: one observation's shape; ``(W, H, 3)`` of ``uint8`` is taken as a symbolic grid.
@@ -27,15 +46,14 @@ def make_encoder(
     Returns:
         A module ``[B, …] → float32[B, width]``, and the width.
     """
-    encoder: GridEncoder | PixelEncoder
+    encoder: GridEncoder | PixelEncoder | FlatEncoder
     if pixels:
         encoder = PixelEncoder(observation_shape)
-        return encoder, encoder.out_features
-    if observation_dtype == torch.uint8 and len(observation_shape) == 3 and observation_shape[-1] == 3:
+    elif observation_dtype == torch.uint8 and len(observation_shape) == 3 and observation_shape[-1] == 3:
         encoder = GridEncoder(observation_shape, colors)
-        return encoder, encoder.out_features
-    flat = len(observation_shape) == 1
-    return nn.Identity() if flat else nn.Flatten(-len(observation_shape)), math.prod(observation_shape)
+    else:
+        encoder = FlatEncoder(observation_shape)
+    return encoder, encoder.out_features
 
 
 def make_q_network(
