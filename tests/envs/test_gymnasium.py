@@ -17,8 +17,9 @@ from gymnasium.error import DependencyNotInstalled
 from minigrid.wrappers import FullyObsWrapper
 
 from vlmrb.envs import EnvConfig, make_env, make_renderer
+from vlmrb.envs.actions import uniform_actions
 from vlmrb.envs.grid import GridLayout
-from vlmrb.envs.instance import default_success
+from vlmrb.envs.success import default_success
 
 
 class Ramp(gymnasium.Env):
@@ -28,8 +29,8 @@ class Ramp(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(0, 4, (1,), np.float64)
     action_space = gymnasium.spaces.Discrete(2, start=1)
 
-    def __init__(self, render_mode: str | None = None, fail: bool = False) -> None:
-        self.fail = fail
+    def __init__(self, render_mode: str | None = None, fail: bool = False, leave: bool = False) -> None:
+        self.fail, self.leave = fail, leave
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
@@ -39,7 +40,9 @@ class Ramp(gymnasium.Env):
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
         assert self.action_space.contains(action)
         if self.fail:
-            raise RuntimeError("the ramp broke")
+            raise RuntimeError("the ramp\nbroke")
+        if self.leave:
+            sys.exit(0)
         self.height += int(action == 2)
         top = self.height == 4
         return np.array([float(self.height)]), float(top), top, False, {"height": self.height}
@@ -58,6 +61,7 @@ def survived(info: dict[str, Any], reward: float, terminated: bool, truncated: b
 
 gymnasium.register("Ramp-v0", Ramp)
 gymnasium.register("BrokenRamp-v0", Ramp, kwargs={"fail": True})
+gymnasium.register("LeavingRamp-v0", Ramp, kwargs={"leave": True})
 
 
 def _config(env_id: str = "Ramp-v0", **settings: Any) -> EnvConfig:
@@ -131,6 +135,10 @@ def test_success_is_read_from_info_or_else_from_the_reward_at_termination() -> N
     assert not default_success({}, 0.5, False, False)
     assert not default_success({}, 0.0, True, False)
     assert not default_success({}, 0.5, False, True)
+    assert default_success({"is_success": np.float32(1)}, 0.0, False, False)
+    for value in ("no", np.array([True]), np.nan, 0.5, None):
+        with pytest.raises(ValueError, match=r'info\["success"\] must be a bool, 0 or 1, got'):
+            default_success({"success": value}, 1.0, True, False)
     rollout = make_env(_config(), seed=0).rollout(30, break_when_any_done=False)["next"]
     assert (rollout["success"] == (rollout["observation"] == 4)).all()
     assert rollout["success"].any()
@@ -177,6 +185,43 @@ def test_a_missing_success_function_is_named() -> None:
         make_env(_config(success=f"{__name__}:nowhere"), seed=0)
 
 
+NOT_CALLABLE = 3
+
+
+def unsure(info: dict[str, Any], reward: float, terminated: bool, truncated: bool) -> Any:
+    return "no"
+
+
+def lost(info: dict[str, Any], reward: float, terminated: bool, truncated: bool) -> bool:
+    return info["goal"]
+
+
+@pytest.mark.parametrize(
+    ("success", "message"),
+    [
+        (":unsure", "env.success ':unsure' cannot be imported: ValueError"),
+        (f"{__name__}:NOT_CALLABLE", "env.success '.*:NOT_CALLABLE' is no function, but int 3"),
+        (f"{__name__}:unsure", "env.success '.*:unsure' must return a bool, got str 'no'"),
+        (f"{__name__}:lost", "env.success '.*:lost' failed: KeyError: 'goal'"),
+    ],
+)
+def test_a_success_function_that_does_not_do_its_job_is_named(success: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        make_env(_config(success=success), seed=0).rollout(2)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "message"),
+    [("BrokenRamp-v0", "RuntimeError: the ramp broke"), ("LeavingRamp-v0", "SystemExit: 0")],
+)
+def test_a_step_that_fails_or_ends_the_process_is_named(env_id: str, message: str) -> None:
+    env = make_env(_config(env_id), seed=0)
+    with pytest.raises(RuntimeError, match=f"^env.id '.*:{env_id}': its step failed: {message}$") as caught:
+        env.rollout(2)
+    assert caught.value.__cause__ is not None
+
+
 def test_a_missing_drawing_library_is_one_readable_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def render(self: Ramp) -> np.ndarray:
         raise DependencyNotInstalled('pygame is not installed, run `pip install "gymnasium[classic-control]"`')
@@ -190,6 +235,40 @@ def test_frames_that_are_no_images_are_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Ramp, "render", lambda self: None)
     with pytest.raises(ValueError, match="draws no rgb_array frames"):
         make_env(_config(), seed=0)
+    monkeypatch.setattr(Ramp, "render", lambda self: np.zeros((20, 40, 3), np.float32))
+    with pytest.raises(ValueError, match=r"Ramp-v0' must draw frames uint8\[H, W, 3\], got float32\[20, 40, 3\]"):
+        make_env(_config(), seed=0)
+
+
+def test_frames_and_observations_that_change_their_size_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Ramp, "render", lambda self: np.zeros((20, 40 + self.height, 3), np.uint8))
+        env = make_env(_config(num_envs=1), seed=0)
+        with pytest.raises(ValueError, match=r"Ramp-v0' must draw frames of one size, got \[20, 4\d, 3\] after \[20"):
+            env.rollout(30, break_when_any_done=False)
+    step = Ramp.step
+    monkeypatch.setattr(Ramp, "step", lambda self, action: (np.zeros(2), *step(self, action)[1:]))
+    env = make_env(_config(), seed=0)
+    with pytest.raises(ValueError, match=r"Ramp-v0': observations must be alike, got \[2\] after \[1\]"):
+        env.rollout(2)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [gymnasium.spaces.Box(0, 3, (2,), np.int64), gymnasium.spaces.Box(0, 1, (0,)), gymnasium.spaces.Box(0, 1, ())],
+)
+def test_boxes_of_integers_and_of_nothing_are_refused(space: gymnasium.Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ramp, "action_space", space)
+    with pytest.raises(ValueError, match="actions must be Discrete or a one-dimensional Box of at least one float"):
+        make_env(_config(), seed=0)
+
+
+@pytest.mark.parametrize("bound", [np.inf, np.finfo(np.float32).max])
+def test_random_actions_without_finite_bounds_are_refused(bound: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ramp, "action_space", gymnasium.spaces.Box(-bound, bound, (2,), np.float32))
+    env = make_env(_config(), seed=0)
+    with pytest.raises(ValueError, match="env.id has actions without finite bounds"):
+        uniform_actions(env.action_spec[0], 3, None)
 
 
 def test_observations_and_actions_that_are_no_arrays_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,65 +305,6 @@ def test_what_fails_in_a_worker_is_raised_here() -> None:
     assert not multiprocessing.active_children()
 
 
-class PendulumState:
-    """What a Pendulum's picture is drawn from: angle, speed, and the torque of the arrow."""
-
-    @staticmethod
-    def get_state(env: gymnasium.Env) -> np.ndarray:
-        pendulum = env.unwrapped
-        torque = np.nan if pendulum.last_u is None else pendulum.last_u
-        return np.array([*pendulum.state, torque])
-
-    @staticmethod
-    def set_state(env: gymnasium.Env, state: np.ndarray) -> None:
-        pendulum = env.unwrapped
-        pendulum.state, pendulum.last_u = state[:2], None if np.isnan(state[2]) else state[2]
-
-
-def _pendulum(**settings: Any) -> EnvConfig:
-    return EnvConfig(id="Pendulum-v1", **{"num_envs": 2, "state": f"{__name__}:PendulumState", **settings})
-
-
-def test_states_are_drawn_as_the_frames_that_would_have_been_stored() -> None:
-    by_state, by_frame = _pendulum(), _pendulum(state=None)
-    envs = [make_env(config, seed=1) for config in (by_state, by_frame)]
-    renderers = [pickle.loads(pickle.dumps(make_renderer(config))) for config in (by_state, by_frame)]
-    roots = [env.reset() for env in envs]
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(5):
-        action = 4 * torch.rand(2, 1, generator=generator) - 2
-        steps = [env.step(root.set("action", action))["next"] for env, root in zip(envs, roots, strict=True)]
-        frames, observations = zip(
-            *(
-                (renderer.render(step["snapshot"].numpy()), renderer.observe(step["snapshot"].numpy()))
-                for renderer, step in zip(renderers, steps, strict=True)
-            ),
-            strict=True,
-        )
-        np.testing.assert_array_equal(*frames)
-        np.testing.assert_array_equal(*observations)
-        roots = [step.exclude("reward") for step in steps]
-    sizes = [env.simulator.spaces.snapshot_size for env in envs]
-    assert sizes == [3 * 8 + 3 * 4, 64 * 64 * 3 + 3 * 4]
-
-
-def test_a_state_hook_that_does_not_do_its_job_is_named() -> None:
-    with pytest.raises(ValueError, match="has no function get_state and no set_state"):
-        make_env(_pendulum(state="math"), seed=0)
-    with pytest.raises(ValueError, match=r"env.state 'no_such.module' cannot be imported"):
-        make_env(_pendulum(state="no_such.module"), seed=0)
-    with pytest.raises(ValueError, match="a state put back where it was taken changes the frame"):
-        make_env(_pendulum(state=f"{__name__}:ForgetfulState"), seed=0)
-
-
-class ForgetfulState(PendulumState):
-    """Puts the pole upright, whatever the state."""
-
-    @staticmethod
-    def set_state(env: gymnasium.Env, state: np.ndarray) -> None:
-        env.unwrapped.state = np.zeros(2)
-
-
 def test_wrappers_and_arguments_of_make_come_from_the_configuration() -> None:
     config = EnvConfig(
         id="CartPole-v1",
@@ -311,6 +331,9 @@ def test_wrappers_and_arguments_of_make_come_from_the_configuration() -> None:
             {"wrappers": ["gymnasium.wrappers.NoSuchThing"]},
             "env.wrappers: gymnasium.wrappers.NoSuchThing cannot",
         ),
+        ({"wrappers": ["builtins.str"]}, "env.wrappers: builtins.str must give a gymnasium.Env, got str"),
+        ({"wrappers": [{"class_path": 5}]}, "env.wrappers holds class paths or"),
+        ({"wrappers": [5]}, "env.wrappers holds class paths or"),
         ({"kwargs": {"colour": 3}}, "env.kwargs {'colour': 3} do not fit 'CartPole-v1'"),
     ],
 )

@@ -19,8 +19,16 @@ def uniform_actions(spec: TensorSpec, count: int, generator: torch.Generator | N
 
     Returns:
         ``int64[n]`` or ``float32[n, A]``.
+
+    Raises:
+        ValueError: the bounds, or the distance between two, are not finite.
     """
     if hasattr(spec, "n"):
         return torch.randint(int(spec.n), (count,), generator=generator)
     low, high = spec.space.low, spec.space.high
+    if not torch.isfinite(high - low).all():
+        raise ValueError(
+            "env.id has actions without finite bounds, of which none can be drawn at random: between "
+            f"{low.reshape(-1).tolist()} and {high.reshape(-1).tolist()}"
+        )
     return low + (high - low) * torch.rand(count, *spec.shape, generator=generator)

@@ -89,7 +89,7 @@ class EnvConfig:
         if self.success is not None and ":" not in self.success:
             raise ValueError(f"env.success must look like package.module:function, got {self.success!r}")
         for wrapper in self.wrappers or []:
-            if not isinstance(wrapper, str) and not {"class_path"} <= wrapper.keys() <= {"class_path", "init_args"}:
+            if not isinstance(wrapper, str) and not _is_class_with_arguments(wrapper):
                 raise ValueError(f"env.wrappers holds class paths or {{class_path, init_args}}, got {wrapper}")
         family = find_family(self.id)
         module = getattr(family, "__name__", "").rpartition(".")[2]
@@ -98,3 +98,12 @@ class EnvConfig:
             if getattr(self, name) != default and module != takes:
                 raise ValueError(f"env.{name} goes with {ids} ids only, not with {self.id!r}")
         family.check(self)
+
+
+def _is_class_with_arguments(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() <= {"class_path", "init_args"}
+        and isinstance(value.get("class_path"), str)
+        and isinstance(value.get("init_args", {}), dict)
+    )

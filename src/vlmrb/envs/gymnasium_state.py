@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vlmrb.envs.errors import FAILURES, reason
 from vlmrb.envs.instance import Instance, shrink
 from vlmrb.envs.simulator import Spaces
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     import gymnasium
 
     from vlmrb.envs.config import EnvConfig
+
+_TRIAL_STEPS: Final = 20  # random actions, at most, until the frame differs from the one that a state should bring back
 
 
 class StateAccess(Protocol):
@@ -39,8 +43,8 @@ def state_access(path: str) -> StateAccess:
     try:
         found: Any = importlib.import_module(module)
         found = getattr(found, name) if name else found
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"env.state {path!r} cannot be imported: {error}") from error
+    except FAILURES as error:
+        raise ValueError(f"env.state {path!r} cannot be imported: {reason(error)}") from error
     lacks = [needed for needed in ("get_state", "set_state") if not callable(getattr(found, needed, None))]
     if lacks:
         raise ValueError(f"env.state {path!r} has no function {' and no '.join(lacks)}(env, …)")
@@ -60,13 +64,32 @@ class StateInstance(Instance):
         super().__init__(config)
 
     def _spaces(self) -> Spaces:
-        state = self._state()
+        state = self._state().copy()  # it may be the environment's own memory
         self.state_shape, self.state_dtype = state.shape, state.dtype
         frame = self._frame()
-        self._access.set_state(self.env, state)
+        self._put(state.copy())
         if not np.array_equal(frame, self._frame()):
             raise ValueError(f"env.state {self.config.state!r}: a state put back where it was taken changes the frame")
+        if self._leave(frame):
+            self._put(state.copy())
+            if not np.array_equal(frame, self._frame()):
+                raise ValueError(
+                    f"env.state {self.config.state!r}: a state put back after some steps does not bring back its frame"
+                )
+        self._begin(0)
         return self._sized_spaces(state.nbytes)
+
+    def _leave(self, frame: NDArray[np.uint8]) -> bool:
+        """Acts at random until the frame is another; says whether that came about."""
+        space = copy.deepcopy(self.env.action_space)  # the environment's own may be what it draws from
+        space.seed(0)
+        for number in range(_TRIAL_STEPS):
+            _, terminated, truncated, _ = self._advance(space.sample())
+            if not np.array_equal(frame, self._frame()):
+                return True
+            if terminated or truncated:
+                self._begin(number + 1)
+        return False
 
     def look(self) -> tuple[NDArray, NDArray]:
         """Returns the present observation and snapshot ``uint8[S]``."""
@@ -82,11 +105,23 @@ class StateInstance(Instance):
     def draw(self, snapshot: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Returns the frame of a snapshot ``uint8[S]``, at the environment's own size; moves this instance there."""
         size = int(np.prod(self.state_shape)) * self.state_dtype.itemsize
-        self._access.set_state(self.env, snapshot[:size].copy().view(self.state_dtype).reshape(self.state_shape))
+        self._put(snapshot[:size].copy().view(self.state_dtype).reshape(self.state_shape))
         return self._render()
 
     def _state(self) -> NDArray:
-        return np.ascontiguousarray(self._access.get_state(self.env))
+        try:
+            state = np.ascontiguousarray(self._access.get_state(self.env))
+        except FAILURES as error:
+            raise ValueError(f"env.state {self.config.state!r}: get_state failed: {reason(error)}") from error
+        if state.dtype.hasobject:
+            raise ValueError(f"env.state {self.config.state!r}: get_state must return an array of numbers, got objects")
+        return state
+
+    def _put(self, state: NDArray) -> None:
+        try:
+            self._access.set_state(self.env, state)
+        except FAILURES as error:
+            raise ValueError(f"env.state {self.config.state!r}: set_state failed: {reason(error)}") from error
 
 
 class StateRenderer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import gymnasium
@@ -14,31 +13,12 @@ from gymnasium.error import DependencyNotInstalled
 from numpy.typing import NDArray
 from PIL import Image
 
+from vlmrb.envs.errors import FAILURES, reason
 from vlmrb.envs.simulator import Spaces
+from vlmrb.envs.success import SuccessTest
 
 if TYPE_CHECKING:
     from vlmrb.envs.config import EnvConfig
-
-SuccessTest = Callable[[dict[str, Any], float, bool, bool], bool]
-"""``(info, reward, terminated, truncated) → bool``, after every step; an episode succeeds if one of its steps does."""
-
-
-def default_success(info: dict[str, Any], reward: float, terminated: bool, truncated: bool) -> bool:
-    """Says whether the goal was reached: as ``info`` has it, else by a positive reward at termination."""
-    for key in ("success", "is_success"):
-        if key in info:
-            return bool(info[key])
-    return terminated and reward > 0
-
-
-def _success_test(path: str | None) -> SuccessTest:
-    if path is None:
-        return default_success
-    module, _, name = path.rpartition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"env.success {path!r} cannot be imported: {error}") from error
 
 
 class Instance:
@@ -49,14 +29,17 @@ class Instance:
 
     Raises:
         ValueError: it cannot be made, or has observations, actions or frames that cannot be used here.
+        RuntimeError: it failed.
     """
 
     def __init__(self, config: EnvConfig) -> None:
         self.config = config
-        self._success = _success_test(config.success)
+        self._success = SuccessTest(config)
+        self._observation_shape: tuple[int, ...] | None = None
+        self._frame_shape: tuple[int, ...] | None = None
         try:
             self.env = self._make()
-            self._observation, _ = self.env.reset(seed=0)
+            self._begin(0)
             self.spaces = self._spaces()
         except (gymnasium.error.Error, ModuleNotFoundError) as error:
             raise ValueError(f"env.id {config.id!r} cannot be made: {error}") from error
@@ -73,6 +56,10 @@ class Instance:
             )
         except TypeError as error:
             raise ValueError(f"env.kwargs {config.kwargs} do not fit {config.id!r}: {error}") from error
+        except gymnasium.error.Error:
+            raise
+        except FAILURES as error:
+            raise ValueError(f"env.id {config.id!r} cannot be made: {reason(error)}") from error
         for wrapper in config.wrappers or []:
             env = _wrap(env, wrapper)
         return env
@@ -88,8 +75,18 @@ class Instance:
         return Spaces(observation.shape, observation.dtype, snapshot_size, action_space(self.env), pixels=pixels)
 
     def reset(self, seed: int) -> None:
-        """Begins a new episode."""
-        self._observation, _ = self.env.reset(seed=seed)
+        """Begins a new episode.
+
+        Raises:
+            RuntimeError: the environment failed.
+        """
+        self._begin(seed)
+
+    def _begin(self, seed: int) -> None:
+        try:
+            self._observation, _ = self.env.reset(seed=seed)
+        except FAILURES as error:
+            raise RuntimeError(f"env.id {self.config.id!r}: its reset failed: {reason(error)}") from error
 
     def step(self, action: NDArray) -> tuple[float, bool, bool, bool]:
         """Moves on.
@@ -99,11 +96,21 @@ class Instance:
 
         Returns:
             Reward, whether the goal was reached, terminated, truncated.
+
+        Raises:
+            RuntimeError: the environment failed, or tried to end the process.
+            ValueError: ``env.success`` failed or gave no bool.
         """
         native: Any = action if self._first_action is None else int(action) + self._first_action
-        self._observation, reward, terminated, truncated, info = self.env.step(native)
-        value, ended, cut = _scalar(reward), bool(terminated), bool(truncated)
-        return value, bool(self._success(info, value, ended, cut)), ended, cut
+        reward, terminated, truncated, info = self._advance(native)
+        return reward, self._success(info, reward, terminated, truncated), terminated, truncated
+
+    def _advance(self, native: Any) -> tuple[float, bool, bool, dict[str, Any]]:
+        try:
+            self._observation, reward, terminated, truncated, info = self.env.step(native)
+            return _scalar(reward), bool(terminated), bool(truncated), info
+        except FAILURES as error:
+            raise RuntimeError(f"env.id {self.config.id!r}: its step failed: {reason(error)}") from error
 
     def look(self) -> tuple[NDArray, NDArray]:
         """Returns the present observation and snapshot ``[S]``."""
@@ -116,11 +123,27 @@ class Instance:
 
     def _observe(self) -> NDArray:
         """Returns what the agent sees: images as they are, all else ``float32``, categories one-hot."""
+        try:
+            observation = self._as_array()
+        except FAILURES as error:
+            raise ValueError(
+                f"env.id {self.config.id!r}: an observation cannot be made an array: {reason(error)}"
+            ) from error
+        if self._observation_shape is None:
+            self._observation_shape = observation.shape
+        elif observation.shape != self._observation_shape:
+            raise ValueError(
+                f"env.id {self.config.id!r}: observations must be alike, got {list(observation.shape)} after "
+                f"{list(self._observation_shape)}"
+            )
+        return observation
+
+    def _as_array(self) -> NDArray:
         space = self.env.observation_space
         if isinstance(space, spaces.Box):
             return np.ascontiguousarray(self._observation, np.uint8 if space.dtype == np.uint8 else np.float32)
         if not space.is_np_flattenable:
-            raise ValueError(f"env.id {self.config.id!r}: observations of {space} cannot be made an array")
+            raise ValueError(f"of {space}, whose size is not fixed")
         return np.asarray(spaces.utils.flatten(space, self._observation), np.float32)
 
     def _frame(self) -> NDArray[np.uint8]:
@@ -133,8 +156,21 @@ class Instance:
             frame: Any = self.env.render()
         except DependencyNotInstalled as error:
             raise ValueError(f"env.id {self.config.id!r} cannot draw frames: {error}") from error
+        except FAILURES as error:
+            raise RuntimeError(f"env.id {self.config.id!r} cannot draw frames: {reason(error)}") from error
         if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] != 3:
             raise ValueError(f"env.id {self.config.id!r} draws no rgb_array frames [H, W, 3]")
+        if frame.dtype != np.uint8 or not frame.size:
+            raise ValueError(
+                f"env.id {self.config.id!r} must draw frames uint8[H, W, 3], got {frame.dtype}{list(frame.shape)}"
+            )
+        if self._frame_shape is None:
+            self._frame_shape = frame.shape
+        elif frame.shape != self._frame_shape:
+            raise ValueError(
+                f"env.id {self.config.id!r} must draw frames of one size, got {list(frame.shape)} after "
+                f"{list(self._frame_shape)}"
+            )
         return frame
 
 
@@ -145,9 +181,12 @@ def _wrap(env: gymnasium.Env, wrapper: str | dict[str, Any]) -> gymnasium.Env:
     )
     module, _, name = path.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), name)(env, **arguments)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"env.wrappers: {path} cannot be put around {env}: {error}") from error
+        wrapped = getattr(importlib.import_module(module), name)(env, **arguments)
+    except FAILURES as error:
+        raise ValueError(f"env.wrappers: {path} cannot be put around {env}: {reason(error)}") from error
+    if not isinstance(wrapped, gymnasium.Env):
+        raise ValueError(f"env.wrappers: {path} must give a gymnasium.Env, got {type(wrapped).__name__}")
+    return wrapped
 
 
 def action_space(env: gymnasium.Env) -> int | tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -159,9 +198,9 @@ def action_space(env: gymnasium.Env) -> int | tuple[NDArray[np.float32], NDArray
     space = env.action_space
     if isinstance(space, spaces.Discrete):
         return int(space.n)
-    if isinstance(space, spaces.Box) and len(space.shape) == 1:
+    if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.shape[0] and space.dtype.kind == "f":
         return space.low.astype(np.float32), space.high.astype(np.float32)
-    raise ValueError(f"actions must be Discrete or a one-dimensional Box, got {space}")
+    raise ValueError(f"actions must be Discrete or a one-dimensional Box of at least one float, got {space}")
 
 
 def shrink(frames: NDArray[np.uint8], frame_size: int) -> NDArray[np.uint8]:
