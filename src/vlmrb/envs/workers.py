@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from vlmrb.envs.errors import FAILURES, reason
 from vlmrb.envs.simulator import Spaces, Step
 
 if TYPE_CHECKING:
@@ -134,14 +135,14 @@ class RemoteGroup:
         """Waits for the worker's answer.
 
         Raises:
-            RuntimeError: an instance failed, or the worker died.
+            RuntimeError: an instance failed, its cause holds the worker's traceback; or the worker died.
         """
         try:
-            ok, value = self._pipe.recv()
+            value, failure = self._pipe.recv()
         except (EOFError, ConnectionError) as error:
             raise RuntimeError(_DIED) from error
-        if not ok:
-            raise RuntimeError(f"an environment worker failed:\n{value}")
+        if failure is not None:
+            raise RuntimeError(f"{failure.reason} (in an environment worker)") from failure
         return value
 
     def close(self) -> None:
@@ -153,24 +154,44 @@ class RemoteGroup:
             self._process.join()
 
 
+class WorkerFailure(Exception):
+    """What failed in a worker, as text: an exception's traceback is lost on its way through a pipe.
+
+    Args:
+        reason: type and message of the exception, in one line.
+        trace: its traceback.
+    """
+
+    def __init__(self, reason: str, trace: str) -> None:
+        super().__init__(reason, trace)
+        self.reason, self.trace = reason, trace
+
+    def __str__(self) -> str:
+        return f"in the worker:\n{self.trace}"
+
+
 def _serve(pipe: Connection, make: Callable[[], Instance], num_envs: int) -> None:
-    """Runs a group until the other end of the pipe is closed, be it by ``close`` or by the parent's death."""
+    """Runs a group until the other end of the pipe is closed, be it by ``close`` or by the parent's death.
+
+    An end that is closed with an answer unread resets the connection: that too is no more than an end.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent decides
     group: LocalGroup | None = None
+    answer: tuple[Any, WorkerFailure | None]
     try:
         while True:
             try:
                 method, args = pipe.recv()
-            except EOFError:
+            except (EOFError, ConnectionError):
                 return
             try:
                 group = group or LocalGroup(make, num_envs)
-                answer = (True, group.call(method, *args).result())
-            except Exception:
-                answer = (False, traceback.format_exc())
+                answer = (group.call(method, *args).result(), None)
+            except FAILURES as error:
+                answer = (None, WorkerFailure(reason(error), traceback.format_exc()))
             try:
                 pipe.send(answer)
-            except BrokenPipeError:
+            except ConnectionError:
                 return
     finally:
         if group is not None:
