@@ -115,6 +115,15 @@ def test_a_run_shorter_than_its_buffer_is_judged_by_what_it_fills():
     assert sizes.sidecar_bytes < 0.01 * sizes.buffer_bytes
 
 
+def test_sizes_of_long_returns_are_those_of_short_ones():
+    def sizes(n_steps: int) -> RunSizes:
+        module = make_module(capacity=1_000_000, n_steps=n_steps)
+        module.configure_model()
+        return measure(module)[0]
+
+    assert sizes(100_000) == sizes(2)  # a row each would take minutes
+
+
 def test_frames_that_plain_environments_keep_are_counted():
     def clips_bytes(frame_size: int) -> int:
         env = EnvConfig("CartPole-v1", num_envs=2, frame_size=frame_size)

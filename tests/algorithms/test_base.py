@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -193,6 +194,12 @@ def test_hidden_layers_without_units_are_refused() -> None:
 def test_training_settings_that_cannot_work_are_refused_by_name(setting: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"^training.{setting}={value} must .*$"):
         training(**{setting: value})
+
+
+def test_returns_longer_than_the_buffer_holds_rows_are_refused() -> None:
+    DQN(ENV, training(), replace(UNIFORM, n_steps=250))
+    with pytest.raises(ValueError, match=r"^replay.n_steps=251 .* env.num_envs=4 .* replay.capacity=1000$"):
+        DQN(ENV, training(), replace(UNIFORM, n_steps=251))
 
 
 class TestEvaluation:

@@ -96,6 +96,11 @@ class OffPolicyModule(LightningModule, ABC):
                 f"replay.capacity={self.replay.capacity} is smaller than one block of "
                 f"training.frames_per_batch={self.training_config.frames_per_batch} rows"
             )
+        if self.replay.n_steps * self.env.num_envs > self.replay.capacity:
+            raise ValueError(
+                f"replay.n_steps={self.replay.n_steps} rows of each of env.num_envs={self.env.num_envs} environments "
+                f"do not fit into replay.capacity={self.replay.capacity}"
+            )
         self.env_steps = 0
         self.grad_steps = 0
         self.scoring: ScoringService | None = None
