@@ -71,7 +71,7 @@ def evaluate(
         frame_size: pixels of the video's frames; ``None`` is the environment's default.
 
     Raises:
-        ValueError: no episode was asked for.
+        ValueError: no episode was asked for, or one does not end.
     """
     if episodes < 1:
         raise ValueError(f"evaluation.episodes={episodes} must be at least 1")
@@ -97,6 +97,8 @@ def evaluate(
             if video and playing[0] and after["done"][0]:
                 snapshots.append(after["snapshot"][0].clone())
             playing &= ~after["done"].reshape(-1)
+            if playing.any():
+                env.check_length(int(lengths.max()))
     finally:
         batch.close()
     frames = make_renderer(env).render(torch.stack(snapshots).numpy(), frame_size) if video else None

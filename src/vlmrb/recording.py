@@ -141,6 +141,9 @@ def play_episodes(config: EnvConfig, make_player: MakePlayer, episodes: int, see
 
     Yields:
         One-step rows ``[T]`` of each episode.
+
+    Raises:
+        ValueError: an episode does not end.
     """
     env_seed, player_seed = np.random.SeedSequence(seed).generate_state(2).tolist()
     count = min(config.num_envs, episodes)
@@ -160,5 +163,6 @@ def play_episodes(config: EnvConfig, make_player: MakePlayer, episodes: int, see
                     yield torch.stack(running[row])
                     running[row] = []
                     missing[row] -= 1
+                config.check_length(len(running[row]))
     finally:
         env.close()

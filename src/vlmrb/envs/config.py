@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from vlmrb.envs.registry import find_family
 
 Visuals = Literal["standard", "misleading", "abstract"]
 RenderQuality = Literal["fast", "shadows", "full"]
+
+ENDLESS_STEPS: Final = 100_000  # env steps of an episode without ``max_steps`` beyond which no end is waited for
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,9 @@ class EnvConfig:
             and smoothed edges; ``shadows``: with coarse shadows, which tell a lifted cube from a lying one, at a
             third of the speed; ``full``: upstream's look, nine times slower without a GPU.
         max_steps: horizon in env steps after which an episode is truncated; ``None`` takes the environment's own
-            (10·N² for DoorKey). Shorter → faster resets and fewer chances of a lucky success.
+            (10·N² for DoorKey). Shorter → faster resets and fewer chances of a lucky success. An environment without
+            a horizon of its own needs one: evaluating and recording play whole episodes, and end with an error where
+            one exceeds 100,000 steps with ``None`` here.
         workers: processes that share the instances of Gymnasium-stepped ids; 0 steps all of them in this process.
             Worth it from about a millisecond per step on; array-stepped ids refuse it, they are faster without.
         actions: the environment's own numbers of the discrete actions that the agent may choose, such as
@@ -98,6 +102,20 @@ class EnvConfig:
             if getattr(self, name) != default and module != takes:
                 raise ValueError(f"env.{name} goes with {ids} ids only, not with {self.id!r}")
         family.check(self)
+
+    def check_length(self, steps: int) -> None:
+        """Refuses an episode that seems never to end.
+
+        Args:
+            steps: env steps that an episode has taken and not ended; any number is right if ``max_steps`` is set.
+
+        Raises:
+            ValueError: there are more than ``ENDLESS_STEPS`` of them.
+        """
+        if self.max_steps is None and steps > ENDLESS_STEPS:
+            raise ValueError(
+                f"env.id {self.id!r}: an episode has not ended after {ENDLESS_STEPS:,} env steps: set env.max_steps"
+            )
 
 
 def _is_class_with_arguments(value: Any) -> bool:
