@@ -202,6 +202,14 @@ def test_returns_longer_than_the_buffer_holds_rows_are_refused() -> None:
         DQN(ENV, training(), replace(UNIFORM, n_steps=251))
 
 
+def test_the_checkpoint_of_another_algorithm_is_refused_by_both_names() -> None:
+    checkpoint = {"state_dict": {}}
+    DQN(ENV, training(), UNIFORM).on_save_checkpoint(checkpoint)
+    says = r"is of model vlmrb\.algorithms\.dqn\.DQN, and these settings train vlmrb\.algorithms\.iqn\.IQN: resume with"
+    with pytest.raises(ValueError, match=says):
+        IQN(ENV, training(), UNIFORM).on_load_checkpoint(checkpoint)
+
+
 class TestEvaluation:
     def test_same_policy_and_seed_give_the_same_result(self) -> None:
         module = DQN(ENV, training(), UNIFORM)

@@ -311,10 +311,13 @@ class OffPolicyModule(LightningModule, ABC):
         module.env_steps, module.grad_steps = state["env_steps"], state["grad_steps"]
         return module.eval()
 
+    def _class_path(self) -> str:
+        return f"{type(self).__module__}.{type(self).__qualname__}"
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds counters, random states and the constructor's arguments; plain types only (weights_only-safe)."""
         checkpoint["vlmrb"] = {
-            "class_path": f"{type(self).__module__}.{type(self).__qualname__}",
+            "class_path": self._class_path(),
             "init_args": self.init_args(),
             "env_steps": self.env_steps,
             "grad_steps": self.grad_steps,
@@ -328,9 +331,14 @@ class OffPolicyModule(LightningModule, ABC):
         """Takes counters back; random states follow when training starts, after all set-up has drawn from them.
 
         Raises:
-            ValueError: these settings build other networks than the checkpoint holds.
+            ValueError: the checkpoint is another algorithm's, or these settings build other networks than it holds.
         """
         state = checkpoint["vlmrb"]
+        if state["class_path"] != self._class_path():
+            raise ValueError(
+                f"the checkpoint is of model {state['class_path']}, and these settings train {self._class_path()}: "
+                f"resume with --model {state['class_path']}"
+            )
         refuse_moved({f"training.{name}" for name in state["init_args"]["training"]}, "the checkpoint")
         own = {name: value.shape for name, value in self.state_dict().items()}
         saved = {name: value.shape for name, value in checkpoint["state_dict"].items()}
