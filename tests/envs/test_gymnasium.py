@@ -222,6 +222,24 @@ def test_a_step_that_fails_or_ends_the_process_is_named(env_id: str, message: st
     assert caught.value.__cause__ is not None
 
 
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [("__init__", "cannot be made"), ("reset", "its reset failed"), ("render", "cannot draw frames")],
+)
+def test_an_environment_that_fails_at_the_start_is_named(
+    method: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise KeyError("map")
+
+    monkeypatch.setattr(Ramp, method, fail)
+    with pytest.raises(
+        (ValueError, RuntimeError), match=f"^env.id '.*Ramp-v0'.* {message}: KeyError: 'map'$"
+    ) as caught:
+        make_env(_config(), seed=0)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
 def test_a_missing_drawing_library_is_one_readable_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def render(self: Ramp) -> np.ndarray:
         raise DependencyNotInstalled('pygame is not installed, run `pip install "gymnasium[classic-control]"`')
