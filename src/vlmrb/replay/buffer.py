@@ -144,8 +144,8 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
             ``int64[K]``, the slots written; with n-step returns they hold rows collected n − 1 vector steps earlier.
 
         Raises:
-            ValueError: the block is empty, has another shape, lacks a key, has one of another shape or dtype, a reward
-                that is not finite, or rows that do not continue the ones before; nothing has changed.
+            ValueError: the block is empty, has another shape, lacks a key, has one of another shape or dtype, a stored
+                value that is not finite, or rows that do not continue the ones before; nothing has changed.
         """
         if tensordicts.batch_dims == 1:
             tensordicts = tensordicts.unsqueeze(0)

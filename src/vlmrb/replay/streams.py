@@ -256,15 +256,13 @@ def _gaps(after: NDArray, before: NDArray, ended: NDArray[np.bool_]) -> NDArray[
 
     Args:
         after: ``[n, K, …]``, states that rows led to.
-        before: ``[n, K, …]``, states in which the rows after them begin; NaN equals NaN.
+        before: ``[n, K, …]``, states in which the rows after them begin.
         ended: ``bool[n, K]``, where an episode ended in between.
     """
     differs = after != before
-    # Counting is several times as fast as reducing row by row, which only a gap or a NaN needs.
+    # Counting is several times as fast as reducing row by row, which only a gap needs.
     if np.count_nonzero(differs) == np.count_nonzero(differs[ended]):
         return np.zeros(len(ended), np.bool_)
-    if np.issubdtype(after.dtype, np.inexact):
-        differs &= ~(np.isnan(after) & np.isnan(before))
     return (differs.reshape(*ended.shape, -1).any(axis=2) & ~ended).any(axis=1)
 
 
