@@ -343,6 +343,12 @@ def test_workers_that_are_left_in_the_middle_of_a_step_end_quietly(capfd: pytest
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_lists_of_a_configuration_reach_wrappers_as_tuples() -> None:
+    wrapper = {"class_path": "gymnasium.wrappers.ReshapeObservation", "init_args": {"shape": [2, 2]}}
+    env = make_env(EnvConfig(id="CartPole-v1", num_envs=1, frame_size=16, wrappers=[wrapper]), seed=0)
+    assert env.reset()["observation"].shape == (1, 2, 2)
+
+
 def test_wrappers_and_arguments_of_make_come_from_the_configuration() -> None:
     config = EnvConfig(
         id="CartPole-v1",

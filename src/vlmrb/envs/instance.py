@@ -179,6 +179,8 @@ def _wrap(env: gymnasium.Env, wrapper: str | dict[str, Any]) -> gymnasium.Env:
     path, arguments = (
         (wrapper, {}) if isinstance(wrapper, str) else (wrapper["class_path"], wrapper.get("init_args", {}))
     )
+    # YAML has no tuples, and Gymnasium's wrappers insist on them.
+    arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
     module, _, name = path.rpartition(".")
     try:
         wrapped = getattr(importlib.import_module(module), name)(env, **arguments)

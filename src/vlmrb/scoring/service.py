@@ -204,9 +204,10 @@ class ScoringService:
                 self._queue.put_back(content)
         self._in_flight.clear()
         if self._counts.emitted and not self._counts.scored and not self._refused:
+            why = f"{self._counts.failures} batches failed" if self._counts.failures else "it had not answered yet"
             logger.error(
-                "scorer %r: NO CLIP WAS EVER SCORED (of %d; %d batches failed): as to scores, this was uniform replay",
-                *(self.scorer.name, self._counts.emitted, self._counts.failures),
+                "scorer %r: NO CLIP WAS EVER SCORED (of %d; %s): as to scores, this was uniform replay",
+                *(self.scorer.name, self._counts.emitted, why),
             )
 
     # Monitoring and persistence
