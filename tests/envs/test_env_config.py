@@ -35,8 +35,8 @@ from vlmrb.envs import EnvConfig, make_env, make_renderer, register, registry
         ({"actions": [1, 1]}, "env.actions must be two or more"),
         ({"actions": [-1, 2]}, "env.actions must be two or more"),
         ({"wrappers": [{"init_args": {}}]}, "env.wrappers holds class paths or {class_path, init_args}, got"),
-        ({"render_quality": "full"}, "env.render_quality goes with OGBench's ids only, not with 'MiniGrid-DoorKey-6x6"),
-        ({"kwargs": {"size": 7}}, "env.kwargs goes with plain Gymnasium ids only, not with 'MiniGrid-DoorKey-6x6-v0'"),
+        ({"render_quality": "full"}, "env.render_quality does nothing for 'MiniGrid-DoorKey-6x6-v0': leave it out"),
+        ({"kwargs": {"size": 7}}, "env.kwargs does nothing for 'MiniGrid-DoorKey-6x6-v0': leave it out"),
         ({"success": "reached"}, "env.success must look like package.module:function"),
     ],
 )

@@ -10,6 +10,9 @@ from vlmrb.envs.registry import find_family
 Visuals = Literal["standard", "misleading", "abstract"]
 RenderQuality = Literal["fast", "shadows", "full"]
 
+# Settings that only families take which name them in `TAKES`, and their defaults.
+_TAKEN_BY_SOME: dict[str, Any] = {"kwargs": None, "wrappers": None, "state": None, "render_quality": "fast"}
+
 ENDLESS_STEPS: Final = 100_000  # env steps of an episode without ``max_steps`` beyond which no end is waited for
 
 
@@ -96,11 +99,9 @@ class EnvConfig:
             if not isinstance(wrapper, str) and not _is_class_with_arguments(wrapper):
                 raise ValueError(f"env.wrappers holds class paths or {{class_path, init_args}}, got {wrapper}")
         family = find_family(self.id)
-        module = getattr(family, "__name__", "").rpartition(".")[2]
-        for name, default in (("kwargs", None), ("wrappers", None), ("state", None), ("render_quality", "fast")):
-            takes, ids = ("ogbench", "OGBench's") if name == "render_quality" else ("gymnasium", "plain Gymnasium")
-            if getattr(self, name) != default and module != takes:
-                raise ValueError(f"env.{name} goes with {ids} ids only, not with {self.id!r}")
+        for name, default in _TAKEN_BY_SOME.items():
+            if getattr(self, name) != default and name not in getattr(family, "TAKES", ()):
+                raise ValueError(f"env.{name} does nothing for {self.id!r}: leave it out")
         family.check(self)
 
     def check_length(self, steps: int) -> None:

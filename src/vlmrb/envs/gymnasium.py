@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+TAKES: Final = ("kwargs", "wrappers", "state")  # settings that few families know
+
 _SCHEMA: Final = 1
 _SEEDS: Final = 2**31 - 1  # what every Gymnasium environment takes as a seed
 

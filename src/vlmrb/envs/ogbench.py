@@ -31,6 +31,7 @@ _NAME = re.compile(
     r"(visual-)?((cube|puzzle|powderworld|pointmaze|antmaze|humanoidmaze|antsoccer)-\w+|scene)(-\w+)*-v\d+"
 )
 EXPERT_PATIENCE: Final = 6  # of the scripted player, times 8 to 48 env steps a turn: tasks take it 140 to 450
+TAKES: Final = ("render_quality",)  # a setting that other families do not know
 _INSTALL: Final = "pip install 'ogbench>=1.2.2'"
 
 

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 
 class Family(Protocol):
-    """What a family file offers."""
+    """What a family file offers.
+
+    It may also name in ``TAKES`` those of the settings ``kwargs``, ``wrappers``, ``state`` and ``render_quality`` that
+    it heeds; families that do not are given none but the defaults.
+    """
 
     def claims(self, env_id: str) -> bool:
         """Says whether the id (without a leading ``module:``) belongs to this family."""
