@@ -235,6 +235,25 @@ def test_settings_that_the_loss_keeps_as_buffers_are_not_those_of_a_loaded_check
     assert new.loss.value_estimator.gamma.item() == GAMMA
 
 
+def test_td3s_actor_loss_is_torchrls() -> None:
+    module, observation = make(TD3), torch.randn(32, 2)
+    found, gradients = [], []
+    for loss in (
+        module.actor_loss(observation),
+        module.loss.actor_loss(TensorDict({"observation": observation}, [32]))[0].mean(),
+    ):
+        module.zero_grad()
+        loss.backward()
+        found.append(loss.item())
+        gradients.append([None if each.grad is None else each.grad.clone() for each in module.parameters()])
+    assert found[0] == pytest.approx(found[1])
+    touched = {id(parameter) for parameter in module.actor.parameters()}
+    for parameter, ours, theirs in zip(module.parameters(), *gradients, strict=True):
+        assert (ours is not None) == (id(parameter) in touched)  # the critics are left alone
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs)
+
+
 @BOTH
 def test_state_value_is_the_smaller_critics(algorithm: type[ActorCritic]) -> None:
     module = make(algorithm)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictParams
 from torch import Tensor, nn
 from torchrl.objectives import LossModule, SoftUpdate, ValueEstimators
 
@@ -185,8 +185,17 @@ class ActorCritic(OffPolicyModule):
         """Returns the smaller of the twin critics' Q(s, π(s)), ``float32[n]`` on the CPU."""
         observation = observation.to(self.device)
         action = self.best_action(observation)
-        values = []
-        for parameters in self.loss.qvalue_network_params.unbind(0):
-            with parameters.to_module(self.loss.qvalue_network):
-                values.append(self.loss.qvalue_network.module(observation, action).squeeze(-1))
-        return torch.minimum(*values).cpu()
+        return torch.minimum(
+            *(self.q_value(critic, observation, action) for critic in self.loss.qvalue_network_params)
+        ).cpu()
+
+    def q_value(self, critic: TensorDictParams, observation: Tensor, action: Tensor) -> Tensor:
+        """Returns one critic's Q(s, a), ``float32[B]``.
+
+        Args:
+            critic: its parameters, an element of the loss's ``qvalue_network_params``.
+            observation: ``float32[B, D]``.
+            action: ``float32[B, A]`` in [-1, 1].
+        """
+        with critic.to_module(self.loss.qvalue_network):
+            return self.loss.qvalue_network.module(observation, action).squeeze(-1)

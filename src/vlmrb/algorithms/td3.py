@@ -96,11 +96,19 @@ class TD3(ActorCritic):
         losses, written = self.loss.value_loss(rows)
         metrics = {"loss": self.critic_step(critic_optimizer, losses, batch)}
         if self.grad_steps % self.actor_interval == 0:
-            actor_loss = self.loss.actor_loss(rows)[0].mean()
+            actor_loss = self.actor_loss(rows["observation"])
             self.step(actor_optimizer, actor_loss)
             self._targets.step()
             metrics["actor_loss"] = actor_loss.detach()
         return metrics, abs_td_error(self.loss, written["td_error"])
+
+    def actor_loss(self, observation: Tensor) -> Tensor:
+        """Returns the mean of −Q₁(s, π(s)), ``observation`` being ``float32[B, D]``.
+
+        TorchRL's loss, without its work for the second critic, which is not used.
+        """
+        critic = self.loss.qvalue_network_params[0].detach()
+        return -self.q_value(critic, observation, self.actor(observation)).mean()
 
     def best_action(self, observation: Tensor) -> Tensor:
         """Returns the actor's action, ``float32[n, A]``."""
