@@ -1,14 +1,19 @@
-"""Settings of the replay buffer; every replay scheme is a few lines of them."""
+"""Settings of the replay buffer; every replay scheme is a few lines of them.
+
+Importing this module does not load torch; building a buffer does.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from vlmrb.ranges import AT_LEAST_ONE, POSITIVE, SHARE, require
-from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.replay.schedule import LinearSchedule
 from vlmrb.replay.terms import AgeTerm, PriorityTerm, TDTerm, VLMTerm
+
+if TYPE_CHECKING:
+    from vlmrb.replay.buffer import VLMReplayBuffer
 
 
 @dataclass(frozen=True)
@@ -178,6 +183,8 @@ def build_buffer(
     Returns:
         An empty buffer whose λ and β follow `VLMReplayBuffer.set_env_steps`.
     """
+    from vlmrb.replay.buffer import VLMReplayBuffer
+
     return VLMReplayBuffer(
         config.capacity,
         batch_size=config.batch_size,

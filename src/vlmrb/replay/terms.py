@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torchrl.data.replay_buffers.samplers.prioritized import MinSegmentTreeFp64
 
 # Positive priorities are kept within e^±345 (1e±150): no sum over rows overflows and no product with a uniform draw
 # becomes denormal, which the sum tree's prefix search relies on.
@@ -203,6 +202,9 @@ class LiveMaximum:
     """
 
     def __init__(self, capacity: int) -> None:
+        # Here, so that settings, which are checked by making terms of them, can be judged without torch.
+        from torchrl.data.replay_buffers.samplers.prioritized import MinSegmentTreeFp64
+
         self._tree = MinSegmentTreeFp64(capacity)
         self._capacity = capacity
         self._empty = self._tree.identity_element
