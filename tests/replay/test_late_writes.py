@@ -48,7 +48,7 @@ def test_late_scores_and_errors_never_reach_another_record(delay, capacity, n_st
     for _ in range(8):
         pipeline.run(5)
         check_rows(buffer, world, 0.9)  # scores and outcomes belong to their rows
-        known = buffer.state_dict()["td_known"].numpy()
+        known = buffer.state_dict()["known"]["td_error"].numpy()
         rows, td_error = buffer[:]["observation"].numpy(), buffer.columns["td_error"][: len(buffer)].numpy()
         assert (td_error[known] == who(*rows[known].T)).all()
         np.testing.assert_array_equal(

@@ -194,10 +194,10 @@ class TestRefusals:
         same(buffer.state_dict(), before)
 
     def test_an_older_schema(self, state):
-        message = "schema 0, this version reads schema 1: resume with the version that saved it"
+        message = "schema 0, this version reads schema 2: resume with the version that saved it"
         self.refuse(make(), state | {"schema": 0}, message)
 
-    @pytest.mark.parametrize("schema", [2, None, "1"])
+    @pytest.mark.parametrize("schema", [3, None, "1"])
     def test_a_newer_or_unknown_schema(self, state, schema):
         self.refuse(make(), state | {"schema": schema}, f"schema {schema}, .*newer version")
 

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tensordict import TensorDict, TensorDictBase
 
 from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.replay.terms import AgeTerm, LiveMaximum, PriorityTerm, TDTerm, VLMTerm, compose
@@ -121,3 +126,78 @@ def test_a_buffer_refuses_a_term_that_cannot_take_a_row_without_late_information
 
     with pytest.raises(ValueError, match=r"a row without late information: priority term 'reciprocal' gave a"):
         VLMReplayBuffer(8, batch_size=2, terms=[Reciprocal()])
+
+
+class RewardTerm(PriorityTerm):
+    """Priority 1 + the row's reward, doubled at every refresh; counts the raw rows that it has seen."""
+
+    name, column, initial = "reward", "reward", 0.0
+
+    def __init__(self) -> None:
+        self.seen, self.due, self.scale = 0, False, 1.0
+
+    def observe(self, block: TensorDictBase) -> None:
+        self.seen += block.numel()
+
+    def values_of(self, rows: TensorDictBase) -> dict[str, NDArray[np.float64]]:
+        return {"reward": rows["next", "reward"].squeeze(-1).double().numpy()}
+
+    def log_priority(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.log(self.scale * (1 + values))
+
+    def needs_refresh(self, env_steps: int) -> bool:
+        return self.due
+
+    def refresh(self, env_steps: int, columns: Mapping[str, NDArray]) -> None:
+        columns["reward"][:] *= 2
+        self.due = False
+
+
+def rewarded(rewards: list[list[float]], start: int) -> TensorDict:
+    shape = (len(rewards), len(rewards[0]))
+    steps = torch.arange(start, start + shape[1] + 1).float().expand(shape[0], -1)
+    return TensorDict(
+        {
+            "observation": steps[:, :-1, None],
+            "action": torch.zeros(shape, dtype=torch.int64),
+            "next": {
+                "observation": steps[:, 1:, None],
+                "reward": torch.tensor(rewards).unsqueeze(-1),
+                "done": torch.zeros(*shape, 1, dtype=torch.bool),
+                "terminated": torch.zeros(*shape, 1, dtype=torch.bool),
+            },
+        },
+        shape,
+    )
+
+
+def test_a_term_reads_rows_when_they_are_stored_and_may_change_its_columns_at_a_refresh() -> None:
+    term = RewardTerm()
+    buffer = VLMReplayBuffer(8, batch_size=2, terms=[term], lam=1.0)
+    buffer.extend(rewarded([[0.0, 1.0], [2.0, 3.0]], 0))
+    assert buffer._sampler.priorities(4) == pytest.approx([1.0, 2.0, 3.0, 4.0])
+    term.due = True
+    buffer.extend(rewarded([[0.0], [5.0]], 2))
+    assert term.seen == 6
+    assert buffer.columns["reward"][:6].tolist() == [0.0, 2.0, 4.0, 6.0, 0.0, 10.0]
+    assert buffer._sampler.priorities(6) == pytest.approx([1.0, 3.0, 5.0, 7.0, 1.0, 11.0])
+
+
+def test_rows_get_the_largest_live_value_of_every_column_that_asks_for_it() -> None:
+    class Hopeful(PriorityTerm):
+        name, column, initial, largest_first = "hope", "hope", 0.5, True
+
+        def log_priority(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+            return values
+
+    buffer = VLMReplayBuffer(8, batch_size=2, terms=[Hopeful(), TDTerm()], lam=1.0)
+    index = buffer.extend(rewarded([[0.0, 0.0]], 0))
+    assert buffer.columns["hope"][:2].tolist() == [0.5, 0.5]
+    buffer.write_column("hope", index, torch.zeros(2, dtype=torch.int64), [-3.0, -2.0], source="test")
+    buffer.extend(rewarded([[0.0]], 2))
+    assert buffer.columns["hope"][2] == -2.0
+    assert buffer.columns["td_error"][2] == 1.0
+    copy = VLMReplayBuffer(8, batch_size=2, terms=[Hopeful(), TDTerm()], lam=1.0)
+    copy.load_state_dict(buffer.state_dict())
+    copy.extend(rewarded([[0.0]], 3))
+    assert copy.columns["hope"][3] == -2.0

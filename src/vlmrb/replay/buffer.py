@@ -163,6 +163,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
             tensordicts = tensordicts.to("cpu")  # rows, columns and trees live there
         rows = self._transform._inv_call(tensordicts)  # `inv` would copy first, which the stamping does anyway
         self.env_steps += tensordicts.numel()
+        self._priorities.observe(tensordicts)
         if rows is None:  # n-step returns hold back the first n − 1 rows of each environment
             return torch.zeros(0, dtype=torch.int64)
         return self._store(rows)
@@ -179,7 +180,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         generation = self._writer.slot_generations[index]
         if self.clips is not None:
             self.clips.release(index)
-        known: dict[str, ArrayLike] = {"episode_id": stamp[:, EPISODE], "env_step": self.env_steps}
+        known = self._priorities.values_of(rows) | {"episode_id": stamp[:, EPISODE], "env_step": self.env_steps}
         if self.clips is not None:
             known |= {"clip_id": self.clips.ids_at(stamp[:, ENTRY]), "position": stamp[:, POSITION]}
         self._priorities.fill(index, known)

@@ -64,7 +64,7 @@ class Columns:
 
     Args:
         capacity: number of slots.
-        terms: priority terms; a column that one of them reads and `SPECS` does not have becomes a late float64 column.
+        terms: priority terms; a column that one of them needs and `SPECS` does not have becomes a late float64 column.
 
     Attributes:
         arrays: name → ``[capacity]``.
@@ -73,7 +73,8 @@ class Columns:
     """
 
     def __init__(self, capacity: int, terms: Sequence[PriorityTerm]) -> None:
-        own = {t.column: ColumnSpec(np.float64, t.initial, late=True) for t in terms if t.column not in SPECS}
+        wanted = {name: initial for term in terms for name, initial in term.own_columns().items()}
+        own = {name: ColumnSpec(np.float64, start, late=True) for name, start in wanted.items() if name not in SPECS}
         self.specs = SPECS | own
         self.arrays: dict[str, NDArray] = {
             name: np.full(capacity, spec.initial, spec.dtype) for name, spec in self.specs.items()

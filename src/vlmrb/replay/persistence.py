@@ -13,9 +13,9 @@ from vlmrb.replay.transform import STAMP
 if TYPE_CHECKING:
     from vlmrb.replay.buffer import VLMReplayBuffer
 
-SCHEMA = 1
+SCHEMA = 2
 _KEYS = frozenset(
-    ("schema", "settings", "env_steps", "size", "rows", "writer", "columns", "sampler", "td_known", "terms", "clips")
+    ("schema", "settings", "env_steps", "size", "rows", "writer", "columns", "sampler", "known", "terms", "clips")
     + ("streams", "look_back", "monitor", "written", "stale", "generator")
 )
 
@@ -37,7 +37,7 @@ def buffer_state(buffer: VLMReplayBuffer) -> dict[str, Any]:
         "look_back": None if buffer._n_step is None else buffer._n_step.get_extra_state(),
         "monitor": buffer.monitor.state_dict(),
         "generator": buffer._rng.get_state(),
-        **buffer._priorities.state_dict(size),  # columns, td_known, terms, written, stale
+        **buffer._priorities.state_dict(size),  # columns, known, terms, written, stale
     }
 
 

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from vlmrb.replay.columns import Columns, WriteResult, whole_numbers
 from vlmrb.replay.sampler import MixtureSampler
-from vlmrb.replay.terms import LiveMaximum, PriorityTerm, TDTerm, compose
+from vlmrb.replay.terms import LiveMaximum, PriorityTerm, compose
 from vlmrb.replay.writer import BlockWriter
 
 
@@ -45,7 +46,8 @@ class Priorities:
         self._writer = writer
         self._sampler = sampler
         self._read_by_terms = {term.column for term in self.terms}
-        self._largest_td = LiveMaximum(capacity) if any(isinstance(term, TDTerm) for term in self.terms) else None
+        self._readers = [term for term in self.terms if type(term).values_of is not PriorityTerm.values_of]
+        self._largest = {term.column: LiveMaximum(capacity) for term in self.terms if term.largest_first}
         # All columns hold their initial values now: a term that cannot take them would fail at every block to come.
         compose(self.terms, self.columns.arrays, np.zeros(1, np.int64), source="a row without late information")
 
@@ -54,7 +56,7 @@ class Priorities:
         """Bytes of the columns, the generations and the trees."""
         columns = sum(array.nbytes for array in self.columns.arrays.values()) + self._writer.slot_generations.nbytes
         leaves = 1 << (self._capacity - 1).bit_length()
-        return columns + 2 * 8 * leaves * (1 if self._largest_td is None else 2)
+        return columns + 2 * 8 * leaves * (1 + len(self._largest))
 
     def fill(self, index: NDArray[np.int64], known: Mapping[str, ArrayLike]) -> None:
         """Sets the columns of rows just written: what is known, and the initial values of all else.
@@ -68,9 +70,21 @@ class Priorities:
         self.columns.reset(at)
         for name, values in known.items():
             self.columns.arrays[name][at] = values
-        if self._largest_td is not None:  # a new row's |δ| is the largest of the live ones (Schaul et al. 2016)
-            self._largest_td.forget(index)
-            self.columns.arrays["td_error"][at] = self._largest_td.value(default=1.0)
+        for name, largest in self._largest.items():
+            largest.forget(index)
+            self.columns.arrays[name][at] = largest.value(default=self.columns.specs[name].initial)
+
+    def observe(self, block: TensorDictBase) -> None:
+        """Shows the terms a block of raw rows ``[n, T]``."""
+        for term in self.terms:
+            term.observe(block)
+
+    def values_of(self, rows: TensorDictBase) -> dict[str, ArrayLike]:
+        """Returns what the terms say about rows ``[n, T]`` just stored: column → ``float64[n·T]``."""
+        if not self._readers:
+            return {}
+        flat = rows.reshape(-1)
+        return {name: values for term in self._readers for name, values in term.values_of(flat).items()}
 
     def compose(self, index: NDArray[np.int64], source: str) -> None:
         """Composes the priorities of slots ``int64[K]`` anew; ``source`` says who changed their columns.
@@ -84,8 +98,9 @@ class Priorities:
         """Composes the priorities of all ``size`` rows anew if a term asks for it."""
         due = [term for term in self.terms if term.needs_refresh(env_steps)]
         if due:
+            columns = {name: array[:size] for name, array in self.columns.arrays.items()}
             for term in due:
-                term.refresh(env_steps)
+                term.refresh(env_steps, columns)
             self.compose(np.arange(size), source="refresh")
 
     def write(
@@ -122,8 +137,8 @@ class Priorities:
             column[slots] = values
         if name == "score":
             self.columns.arrays["scored"][slots] = True
-        elif name == "td_error" and self._largest_td is not None:
-            self._largest_td.set(slots, column[slots])
+        if name in self._largest:
+            self._largest[name].set(slots, column[slots])
         self.written[name] += len(slots)
         self.stale[name] += stale
         return WriteResult(len(slots), stale)
@@ -131,15 +146,14 @@ class Priorities:
     def clear(self) -> None:
         """Forgets all rows; the sampler is cleared by the buffer."""
         self.columns.reset(slice(None))
-        if self._largest_td is not None:
-            self._largest_td = LiveMaximum(self._capacity)
+        self._largest = {name: LiveMaximum(self._capacity) for name in self._largest}
         self.written, self.stale = dict.fromkeys(self.written, 0), dict.fromkeys(self.stale, 0)
 
     def state_dict(self, size: int) -> dict[str, Any]:
         """Returns what belongs to the first ``size`` slots, and the counters, as tensors and plain values."""
         return {
             "columns": self.columns.state_dict(size),
-            "td_known": None if self._largest_td is None else torch.from_numpy(self._largest_td.known(size)),
+            "known": {name: torch.from_numpy(largest.known(size)) for name, largest in self._largest.items()},
             "terms": {term.name: term.state_dict() for term in self.terms},
             "written": dict(self.written),
             "stale": dict(self.stale),
@@ -148,9 +162,9 @@ class Priorities:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores `state_dict`; the tree of priorities is the sampler's own to restore."""
         self.columns.load_state_dict(state["columns"])
-        if self._largest_td is not None:
-            known = np.flatnonzero(state["td_known"].numpy())
-            self._largest_td.set(known, self.columns.arrays["td_error"][known])
+        for name, largest in self._largest.items():
+            known = np.flatnonzero(state["known"][name].numpy())
+            largest.set(known, self.columns.arrays[name][known])
         for term in self.terms:
             term.load_state_dict(state["terms"][term.name])
         self.written.update(state["written"])

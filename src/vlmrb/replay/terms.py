@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tensordict import TensorDictBase
 
 # Positive priorities are kept within e^±345 (1e±150): no sum over rows overflows and no product with a uniform draw
 # becomes denormal, which the sum tree's prefix search relies on.
@@ -23,11 +24,18 @@ class PriorityTerm:
         name: unique among a buffer's terms.
         column: the column it reads; a column that the buffer does not have yet is created as float64.
         initial: value of a newly created column for rows just written; unused for the buffer's own columns.
+        largest_first: whether a row just written gets the largest value that a live row's column has been given since,
+            so that it is drawn soon (Schaul et al. 2016), instead of ``initial``.
     """
 
     name: str
     column: str
     initial: float = 0.0
+    largest_first: bool = False
+
+    def own_columns(self) -> dict[str, float]:
+        """Returns the columns that the term needs, with their initial values; the buffer's own ones keep theirs."""
+        return {self.column: self.initial}
 
     def log_priority(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Returns the logarithm of the factor.
@@ -40,19 +48,38 @@ class PriorityTerm:
         """
         raise TypeError(f"{type(self).__name__} does not say how a value of {self.column!r} becomes a priority")
 
+    def observe(self, block: TensorDictBase) -> None:
+        """Sees every block of raw one-step rows ``[n, T]``, before it is stored."""
+
+    def values_of(self, rows: TensorDictBase) -> dict[str, NDArray[np.float64]]:
+        """Returns what the term's columns hold for rows ``[K]`` just stored, ``float64[K]`` each.
+
+        A column that is missing here gets its initial value. With n-step returns the rows hold them already.
+        """
+        return {}
+
     def needs_refresh(self, env_steps: int) -> bool:
         """Tells, at every write, whether all priorities must be composed anew (O(N), so rarely)."""
         return False
 
-    def refresh(self, env_steps: int) -> None:
-        """Called once before all priorities are composed anew."""
+    def refresh(self, env_steps: int, columns: Mapping[str, NDArray]) -> None:
+        """Called once before all priorities are composed anew; may change the term's own columns.
+
+        Args:
+            env_steps: env steps collected so far.
+            columns: name → ``[N]``, views of all columns at the N rows written.
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what changes during a run, as plain numbers."""
+        """Returns what changes during a run beside the columns, as tensors and plain values (weights_only-safe)."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned."""
+
+    def __repr__(self) -> str:
+        """Names the term and its settings: a saved buffer is resumed by one whose terms read the same."""
+        return f"{type(self).__name__}({self.name!r})"
 
 
 class TDTerm(PriorityTerm):
@@ -66,6 +93,7 @@ class TDTerm(PriorityTerm):
 
     name = "td"
     column = "td_error"
+    largest_first = True
 
     def __init__(self, exponent: float = 1.0, eps: float = 0.0) -> None:
         if not 0 <= exponent < np.inf or not 0 <= eps < np.inf:
@@ -149,7 +177,7 @@ class AgeTerm(PriorityTerm):
         """True when the newest row's exponent has grown too large."""
         return (env_steps - self.origin) / self.tau > self._SPAN
 
-    def refresh(self, env_steps: int) -> None:
+    def refresh(self, env_steps: int, columns: Mapping[str, NDArray]) -> None:
         """Moves the origin to now."""
         self.origin = int(env_steps)
 
