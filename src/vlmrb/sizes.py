@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
 from vlmrb.envs import make_env
-from vlmrb.replay.config import build_buffer
+from vlmrb.replay.build import build_buffer
 from vlmrb.replay.storage import GIB, Placement, row_bytes
 
 if TYPE_CHECKING:

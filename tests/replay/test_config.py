@@ -6,13 +6,13 @@ import pytest
 from jsonargparse import ArgumentParser
 
 from vlmrb.replay.buffer import VLMReplayBuffer
+from vlmrb.replay.build import build_buffer
 from vlmrb.replay.config import (
     AgeConfig,
     ImportanceConfig,
     ReplayConfig,
     TDConfig,
     VLMConfig,
-    build_buffer,
 )
 from vlmrb.replay.schedule import LinearSchedule
 

@@ -24,12 +24,13 @@ from torch import Tensor
 from torchrl.data import TensorSpec
 
 from vlmrb.algorithms.collector import ReplayCollector
-from vlmrb.algorithms.config import TrainingConfig
+from vlmrb.algorithms.config import TrainingConfig, require_fitting
 from vlmrb.algorithms.random_states import random_states, restore_random_states
 from vlmrb.envs import EnvConfig, make_env, make_renderer
 from vlmrb.envs.actions import uniform_actions
 from vlmrb.replay.buffer import VLMReplayBuffer
-from vlmrb.replay.config import ReplayConfig, build_buffer
+from vlmrb.replay.build import build_buffer
+from vlmrb.replay.config import ReplayConfig
 from vlmrb.settings import refuse_moved
 
 if TYPE_CHECKING:
@@ -91,16 +92,7 @@ class OffPolicyModule(LightningModule, ABC):
         self.training_config = training or TrainingConfig()
         self.replay = replay or ReplayConfig()
         self.seed = seed
-        if self.replay.capacity < self.training_config.frames_per_batch:
-            raise ValueError(
-                f"replay.capacity={self.replay.capacity} is smaller than one block of "
-                f"training.frames_per_batch={self.training_config.frames_per_batch} rows"
-            )
-        if self.replay.n_steps * self.env.num_envs > self.replay.capacity:
-            raise ValueError(
-                f"replay.n_steps={self.replay.n_steps} rows of each of env.num_envs={self.env.num_envs} environments "
-                f"do not fit into replay.capacity={self.replay.capacity}"
-            )
+        require_fitting(self.training_config, self.replay, self.env.num_envs)
         self.env_steps = 0
         self.grad_steps = 0
         self.scoring: ScoringService | None = None

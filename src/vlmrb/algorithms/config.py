@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from vlmrb.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, SHARE, require
+
+if TYPE_CHECKING:
+    from vlmrb.replay.config import ReplayConfig
 
 
 @dataclass(frozen=True)
@@ -43,3 +47,30 @@ class TrainingConfig:
                 f"training.total_env_steps={self.total_env_steps} must be a multiple of "
                 f"training.frames_per_batch={self.frames_per_batch}; the nearest is {blocks * self.frames_per_batch}"
             )
+
+
+def require_fitting(training: TrainingConfig, replay: ReplayConfig, num_envs: int) -> None:
+    """Refuses settings of several sections that do not go together.
+
+    Args:
+        training: budgets and schedules.
+        replay: the replay buffer.
+        num_envs: instances of the training environment.
+
+    Raises:
+        ValueError: naming the settings.
+    """
+    if training.frames_per_batch % num_envs:
+        raise ValueError(
+            f"training.frames_per_batch={training.frames_per_batch} must be a multiple of env.num_envs={num_envs}"
+        )
+    if replay.capacity < training.frames_per_batch:
+        raise ValueError(
+            f"replay.capacity={replay.capacity} is smaller than one block of "
+            f"training.frames_per_batch={training.frames_per_batch} rows"
+        )
+    if replay.n_steps * num_envs > replay.capacity:
+        raise ValueError(
+            f"replay.n_steps={replay.n_steps} rows of each of env.num_envs={num_envs} environments do not fit into "
+            f"replay.capacity={replay.capacity}"
+        )

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tensordict import TensorDictBase
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
 
 # Positive priorities are kept within e^±345 (1e±150): no sum over rows overflows and no product with a uniform draw
 # becomes denormal, which the sum tree's prefix search relies on.
