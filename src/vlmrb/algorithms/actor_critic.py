@@ -81,6 +81,10 @@ class ActorCritic(OffPolicyModule):
         """Creates TorchRL's loss, with ``reduction="none"`` and importance weights left to `critic_step`."""
 
     @abstractmethod
+    def regression_target(self, rows: TensorDictBase) -> Tensor:
+        """Returns what the critics are regressed on, ``float32[B]``, for rows as `rows_for_loss` makes them."""
+
+    @abstractmethod
     def best_action(self, observation: Tensor) -> Tensor:
         """Returns the actor's action without noise, ``float32[n, A]`` in [-1, 1], on the module's device."""
 
@@ -167,6 +171,18 @@ class ActorCritic(OffPolicyModule):
         optimizer.zero_grad()
         self.manual_backward(loss)
         optimizer.step()
+
+    @torch.no_grad()
+    def reducible_loss(self, batch: TensorDictBase) -> Tensor:
+        """Returns the critics' loss on ``[B]`` rows minus that of the target critics, ``float32[B]``."""
+        rows = self.rows_for_loss(batch)
+        target, observation, action = self.regression_target(rows), rows["observation"], rows["action"]
+
+        def loss(critics: TensorDictParams) -> Tensor:
+            values = torch.stack([self.q_value(critic, observation, action) for critic in critics])
+            return (values - target).square().sum(0)
+
+        return loss(self.loss.qvalue_network_params) - loss(self.loss.target_qvalue_network_params)
 
     @torch.no_grad()
     def act(self, observation: Tensor) -> Tensor:

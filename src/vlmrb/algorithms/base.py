@@ -93,6 +93,11 @@ class OffPolicyModule(LightningModule, ABC):
         self.replay = replay or ReplayConfig()
         self.seed = seed
         require_fitting(self.training_config, self.replay, self.env.num_envs)
+        if self.replay.relo is not None and type(self).reducible_loss is OffPolicyModule.reducible_loss:
+            raise ValueError(
+                f"replay.relo needs an algorithm that tells its reducible_loss, and {type(self).__name__} does not: "
+                "implement it, or set replay.relo to null"
+            )
         self.env_steps = 0
         self.grad_steps = 0
         self.scoring: ScoringService | None = None
@@ -140,6 +145,13 @@ class OffPolicyModule(LightningModule, ABC):
     @abstractmethod
     def state_value(self, observation: Tensor) -> Tensor:
         """Returns what the critic expects of ``[n, …]`` states if the agent acts its best: ``float32[n]``."""
+
+    def reducible_loss(self, batch: TensorDictBase) -> Tensor:
+        """Returns L(θ) − L(θ_target) of ``[B]`` rows on one regression target, ``float32[B]``.
+
+        Only ``replay.relo`` asks for it, so an algorithm can do without.
+        """
+        raise TypeError(f"{type(self).__name__} does not tell its reducible loss")
 
     def gauges(self) -> dict[str, float]:
         """Returns numbers about the agent at present, logged as ``train/NAME``."""
@@ -236,8 +248,11 @@ class OffPolicyModule(LightningModule, ABC):
         for _ in range(self._gradient_steps_due(batch.numel())):
             rows = self.buffer.sample()
             self.grad_steps += 1
-            metrics, abs_td_error = self.update(rows.to(self.device) if self.device.type != "cpu" else rows)
-            if self.replay.td is not None:
+            batch = rows.to(self.device) if self.device.type != "cpu" else rows
+            if self.replay.relo is not None:
+                self.buffer.write_reducible_loss(rows, self.reducible_loss(batch))
+            metrics, abs_td_error = self.update(batch)
+            if self.replay.needs_td_errors:
                 self.buffer.update_td_error(rows, abs_td_error)
             for name, value in metrics.items():
                 self._metrics.setdefault(name, []).append(value)

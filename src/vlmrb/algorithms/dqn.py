@@ -28,6 +28,8 @@ class DQN(ValueBased):
         common: the settings of `ValueBased`.
     """
 
+    loss: DQNLoss
+
     def __init__(
         self,
         env: EnvConfig | None = None,
@@ -53,6 +55,10 @@ class DQN(ValueBased):
     def compute_loss(self, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
         """Returns the loss of ``[B]`` rows and |δ|, ``float32[B]``."""
         return self.loss(batch)
+
+    def reducible_loss(self, batch: TensorDictBase) -> Tensor:
+        """Returns the loss of ``[B]`` rows minus that of the target network, ``float32[B]``."""
+        return self.loss.reducible(batch)
 
     def q_values(self, observation: Tensor) -> Tensor:
         """Returns Q(s, ·), ``float32[n, num_actions]``."""

@@ -37,6 +37,7 @@ class IQN(ValueBased):
 
     q_network: QuantileNetwork
     target_network: QuantileNetwork
+    loss: IQNLoss
 
     def __init__(
         self,
@@ -94,13 +95,18 @@ class IQN(ValueBased):
 
     def compute_loss(self, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
         """Draws quantile levels and returns the loss of ``[B]`` rows and |δ|, ``float32[B]``."""
-        levels = torch.rand(
-            len(batch),
-            self.num_quantiles + self.num_target_quantiles,
-            generator=self.quantile_generator,
-            device=self.device,
-        )
-        return self.loss(batch, levels[:, : self.num_quantiles], levels[:, self.num_quantiles :])
+        return self.loss(batch, *self.draw_levels(len(batch)))
+
+    def reducible_loss(self, batch: TensorDictBase) -> Tensor:
+        """Draws quantile levels; returns the loss of ``[B]`` rows minus that of the target network, ``float32[B]``."""
+        return self.loss.reducible(batch, *self.draw_levels(len(batch)))
+
+    def draw_levels(self, count: int) -> tuple[Tensor, Tensor]:
+        """Draws quantile levels from [0, 1] for so many rows: ``float32[count, N]`` and ``float32[count, N']``."""
+        sizes = (self.num_quantiles, self.num_target_quantiles)
+        levels = torch.rand(count, sum(sizes), generator=self.quantile_generator, device=self.device)
+        online, target = levels.split(sizes, dim=1)
+        return online, target
 
     def q_values(self, observation: Tensor) -> Tensor:
         """Returns Q(s, ·), the mean over K evenly spaced quantiles, ``float32[n, num_actions]``."""

@@ -120,6 +120,10 @@ class SAC(ActorCritic):
         }
         return metrics, abs_td_error(self.loss, written["td_error"])
 
+    def regression_target(self, rows: TensorDictBase) -> Tensor:
+        """Returns R + γ^n (1 − terminated) (min Q_target(s', a') − α log π(a'|s')), ``float32[B]``, a' drawn from π."""
+        return self.loss._compute_target_v2(rows)
+
     def best_action(self, observation: Tensor) -> Tensor:
         """Returns the tanh of the Gaussian's location, ``float32[n, A]``."""
         loc, _ = self.actor(observation)

@@ -102,6 +102,10 @@ class TD3(ActorCritic):
             metrics["actor_loss"] = actor_loss.detach()
         return metrics, abs_td_error(self.loss, written["td_error"])
 
+    def regression_target(self, rows: TensorDictBase) -> Tensor:
+        """Returns R + γ^n (1 − terminated) min Q_target(s', a'), ``float32[B]``, a' smoothed by noise."""
+        return self.loss.value_loss(rows)[1]["target_value"]
+
     def actor_loss(self, observation: Tensor) -> Tensor:
         """Returns the mean of −Q₁(s, π(s)), ``observation`` being ``float32[B, D]``.
 

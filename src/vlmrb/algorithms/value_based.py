@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ class ValueBased(OffPolicyModule):
 
     q_network: nn.Module
     target_network: nn.Module
+    loss: nn.Module
 
     def __init__(
         self,
@@ -113,7 +114,6 @@ class ValueBased(OffPolicyModule):
         self.num_actions = int(action_spec.n)
         self.q_network = self.make_network(observation_spec)
         self.target_network = copy.deepcopy(self.q_network).requires_grad_(False)
-        self.loss: Callable[..., tuple[Tensor, Tensor]]
         loss = self.make_loss()
         # Kept out of the module tree: its networks are already there, and would be saved twice.
         object.__setattr__(self, "loss", torch.compile(loss) if self.training_config.compile else loss)

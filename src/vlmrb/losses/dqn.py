@@ -72,12 +72,28 @@ class DQNLoss(nn.Module):
             The loss, a scalar, and the unweighted absolute TD error |δ|, ``float32[B]``.
         """
         target = self.target(batch)
-        value = self.network(batch["observation"]).gather(-1, batch["action"].reshape(-1, 1)).squeeze(-1)
-        error = value - target
-        loss = (
-            F.smooth_l1_loss(value, target, reduction="none") if self.loss_function == "smooth_l1" else error.square()
-        )
+        value = _of_action(self.network, batch)
+        loss = self._item_losses(value, target)
         weight = batch.get("priority_weight", None)
         if weight is not None:
             loss = loss * weight.to(loss.dtype)
-        return loss.mean(), error.detach().abs()
+        return loss.mean(), (value.detach() - target).abs()
+
+    @torch.no_grad()
+    def reducible(self, batch: TensorDictBase) -> Tensor:
+        """Returns each row's loss minus that of the target network on the same target, ``float32[B]``."""
+        target = self.target(batch)
+        online, old = (
+            self._item_losses(_of_action(network, batch), target) for network in (self.network, self.target_network)
+        )
+        return online - old
+
+    def _item_losses(self, value: Tensor, target: Tensor) -> Tensor:
+        if self.loss_function == "smooth_l1":
+            return F.smooth_l1_loss(value, target, reduction="none")
+        return (value - target).square()
+
+
+def _of_action(network: nn.Module, batch: TensorDictBase) -> Tensor:
+    """Returns Q(s, a), ``float32[B]``."""
+    return network(batch["observation"]).gather(-1, batch["action"].reshape(-1, 1)).squeeze(-1)

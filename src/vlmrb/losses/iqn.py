@@ -77,16 +77,34 @@ class IQNLoss(nn.Module):
             returns are random it stays positive for a row that is perfectly learnt.
         """
         target = self.target(batch, target_tau)
-        value = _of_action(self.network(batch["observation"], tau), batch["action"].reshape(-1))
-        error = target.unsqueeze(1) - value.unsqueeze(2)  # [B, N, N']
-        size = error.abs()
-        huber = torch.where(size <= self.kappa, 0.5 * error.square(), self.kappa * (size - 0.5 * self.kappa))
-        tilt = (tau.unsqueeze(2) - (error.detach() < 0).to(tau.dtype)).abs()
-        loss = (tilt * huber / self.kappa).mean(2).sum(1)
+        value = self._values(self.network, batch, tau)
+        loss = self._item_losses(value, tau, target)
         weight = batch.get("priority_weight", None)
         if weight is not None:
             loss = loss * weight.to(loss.dtype)
         return loss.mean(), (target.mean(1) - value.detach().mean(1)).abs()
+
+    @torch.no_grad()
+    def reducible(self, batch: TensorDictBase, tau: Tensor, target_tau: Tensor) -> Tensor:
+        """Returns each row's loss minus that of the target network on the same target and levels, ``float32[B]``."""
+        target = self.target(batch, target_tau)
+        online, old = (
+            self._item_losses(self._values(network, batch, tau), tau, target)
+            for network in (self.network, self.target_network)
+        )
+        return online - old
+
+    @staticmethod
+    def _values(network: QuantileNetwork, batch: TensorDictBase, tau: Tensor) -> Tensor:
+        return _of_action(network(batch["observation"], tau), batch["action"].reshape(-1))
+
+    def _item_losses(self, value: Tensor, tau: Tensor, target: Tensor) -> Tensor:
+        """Returns the quantile Huber loss of ``float32[B, N]`` values against ``float32[B, N']``: ``float32[B]``."""
+        error = target.unsqueeze(1) - value.unsqueeze(2)  # [B, N, N']
+        size = error.abs()
+        huber = torch.where(size <= self.kappa, 0.5 * error.square(), self.kappa * (size - 0.5 * self.kappa))
+        tilt = (tau.unsqueeze(2) - (error.detach() < 0).to(tau.dtype)).abs()
+        return (tilt * huber / self.kappa).mean(2).sum(1)
 
 
 def _of_action(quantiles: Tensor, action: Tensor) -> Tensor:

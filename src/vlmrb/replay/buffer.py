@@ -63,6 +63,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         n_steps: steps of the return.
         gamma: discount factor per step.
         max_draws_per_positive: see `MixtureSampler`.
+        stratified: see `MixtureSampler`.
         keep: keys of the rows that are stored; everything else that a collector delivers is dropped.
         storage: ``memory``, ``memmap``, or ``auto``: memory-mapped if the rows would exceed ``memory_limit_gib``.
         scratch_dir: where the folder for memory-mapped rows is made; ``None`` is the system's temporary one.
@@ -86,6 +87,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         n_steps: int = 1,
         gamma: float = 0.99,
         max_draws_per_positive: float | None = None,
+        stratified: bool = False,
         keep: Sequence[NestedKey] = ROW_KEYS,
         storage: Literal["auto", "memory", "memmap"] = "auto",
         scratch_dir: str | Path | None = None,
@@ -115,7 +117,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         self._placement = Placement(storage, scratch_dir, int(memory_limit_gib * GIB))
         self._lam, self._beta = _schedule(lam), None if beta is None else _schedule(beta)
         first_beta = None if self._beta is None else self._beta(0)
-        self.set_sampler(MixtureSampler(capacity, self._lam(0), first_beta, max_draws_per_positive))
+        self.set_sampler(MixtureSampler(capacity, self._lam(0), first_beta, max_draws_per_positive, stratified))
         self.set_writer(BlockWriter())
         self.set_rng(torch.Generator().manual_seed(seed))
         self.clips = None if clip_length is None else ClipStore(capacity, clip_length)
@@ -298,6 +300,13 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         value = abs_td_error.detach().reshape(-1).to("cpu", torch.float64)
         return self.write_column(
             "td_error", batch.get("index"), batch.get("index_generation"), value, source="update_td_error"
+        )
+
+    def write_reducible_loss(self, batch: TensorDictBase, reducible_loss: Tensor) -> WriteResult:
+        """Writes back L(θ) − L(θ_target) of a sampled batch, ``[B]``, as `update_td_error` does |δ|."""
+        value = reducible_loss.detach().reshape(-1).to("cpu", torch.float64)
+        return self.write_column(
+            "reducible_loss", batch.get("index"), batch.get("index_generation"), value, source="write_reducible_loss"
         )
 
     def write_scores(

@@ -31,6 +31,7 @@ def build_buffer(
         n_steps=config.n_steps,
         gamma=gamma,
         max_draws_per_positive=config.max_draws_per_positive,
+        stratified=config.stratified,
         storage=config.storage,
         memory_limit_gib=config.memory_limit_gib,
         scratch_dir=config.scratch_dir,

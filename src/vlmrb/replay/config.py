@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vlmrb.ranges import AT_LEAST_ONE, POSITIVE, SHARE, require
+from vlmrb.replay.rank import RankTerm
+from vlmrb.replay.relo import ReLoTerm
 from vlmrb.replay.schedule import LinearSchedule
+from vlmrb.replay.schemes import RankConfig, ReLoConfig
 from vlmrb.replay.terms import AgeTerm, PriorityTerm, TDTerm, VLMTerm
 
 
@@ -47,10 +50,15 @@ class AgeConfig:
     """The freshness term; see `vlmrb.replay.terms.AgeTerm`.
 
     Attributes:
-        tau: env steps after which a row's priority has fallen to 37 %. Higher → older rows keep their weight.
+        turnover: τ, after which a row's priority has fallen to 37 %, as a share of the env steps that fill the buffer;
+            0.1 to 0.5 is usual. Higher → older rows keep their weight.
     """
 
-    tau: float = 50_000.0
+    turnover: float = 0.25
+
+    def __post_init__(self) -> None:
+        """Refuses settings outside their ranges."""
+        require(POSITIVE, "replay.age", turnover=self.turnover)
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,10 @@ class ReplayConfig:
         td: |δ| as a factor of the priority, or null.
         vlm: the clip's score as a factor of the priority, or null.
         age: freshness as a factor of the priority, or null.
+        rank: the rank of |δ| as a factor of the priority (rank-based PER), or null.
+        relo: the reducible loss as a factor of the priority, or null.
+        stratified: draw one row from each of as many equal parts of the priorities' sum as there are prioritised draws.
+            A batch then follows the priorities more closely than by chance.
         importance_weights: correction of the loss, or null (the paper corrects nothing).
         max_draws_per_positive: cap on prioritised draws per batch and positive row, or null. Lower → a single early
             positive clip takes less of every batch, and acts more slowly.
@@ -99,6 +111,9 @@ class ReplayConfig:
     td: TDConfig | None = None
     vlm: VLMConfig | None = field(default_factory=VLMConfig)
     age: AgeConfig | None = None
+    rank: RankConfig | None = None
+    relo: ReLoConfig | None = None
+    stratified: bool = False
     importance_weights: ImportanceConfig | None = None
     max_draws_per_positive: float | None = None
     storage: Literal["auto", "memory", "memmap"] = "auto"
@@ -123,8 +138,13 @@ class ReplayConfig:
             raise ValueError(f"replay: {error}") from error
         if not terms and self.lam_max > 0:
             raise ValueError(
-                f"replay.lam_max={self.lam_max} has no effect without td, vlm or age: set one of them, or lam_max to 0"
+                f"replay.lam_max={self.lam_max} has no effect without a priority: set td, vlm, age, rank or relo, or "
+                "lam_max to 0"
             )
+        if self.td is not None and self.rank is not None:
+            raise ValueError("replay.td and replay.rank are two priorities by |δ|: set one of them to null")
+        if self.stratified and self.lam_max == 0:
+            raise ValueError("replay.stratified=true has no effect at lam_max=0: it is about prioritised draws")
         if self.vlm is not None and self.clip_length is None:
             raise ValueError("replay.vlm needs clips to score: set replay.clip_length")
         if self.importance_weights is not None:
@@ -140,6 +160,11 @@ class ReplayConfig:
         """Whether the scheme reads clip scores."""
         return self.vlm is not None
 
+    @property
+    def needs_td_errors(self) -> bool:
+        """Whether the scheme reads |δ|."""
+        return self.td is not None or self.rank is not None
+
     def terms(self) -> list[PriorityTerm]:
         """Returns the priority terms that are switched on."""
         terms: list[PriorityTerm] = []
@@ -148,7 +173,11 @@ class ReplayConfig:
         if self.td is not None:
             terms.append(TDTerm(self.td.exponent, self.td.eps))
         if self.age is not None:
-            terms.append(AgeTerm(self.age.tau))
+            terms.append(AgeTerm(self.age.turnover * self.capacity))
+        if self.rank is not None:
+            terms.append(RankTerm(self.rank.exponent, self.rank.refresh_fraction * self.capacity))
+        if self.relo is not None:
+            terms.append(ReLoTerm(self.relo.map, self.relo.exponent, self.relo.eps))
         return terms
 
     def lam_schedule(self, total_env_steps: int, learning_starts: int) -> LinearSchedule:

@@ -28,6 +28,8 @@ class MixtureSampler(PrioritizedSampler):
     - Scaling all priorities by a constant changes no draw.
     - While no row has a positive priority the whole batch is uniform, and counted in ``fallbacks``.
     - Importance weights, when β is set, are ``(N·q_i)^−β`` of the *mixture*, divided by the batch's maximum.
+    - ``stratified`` prioritised draws come one from each of as many equal parts of the sum of all priorities; how often
+      a row is drawn in the mean stays the same.
     - ``max_draws_per_positive`` bounds the prioritised draws of a batch by that many per row of positive priority.
     - Sampling changes nothing but the generator and the counters.
     - Priorities are finite and not negative; anything else is refused and leaves the tree as it was.
@@ -40,6 +42,7 @@ class MixtureSampler(PrioritizedSampler):
             effect.
         max_draws_per_positive: cap on λ·B per row of positive priority; ``None`` is no cap. Lower → a single early
             positive clip cannot take half of every batch, but acts more slowly.
+        stratified: see above (Schaul et al. 2016, appendix B.2.1).
 
     Attributes:
         fallbacks: batches that wanted prioritised draws and found no positive priority.
@@ -52,6 +55,7 @@ class MixtureSampler(PrioritizedSampler):
         lam: float = 0.0,
         beta: float | None = None,
         max_draws_per_positive: float | None = None,
+        stratified: bool = False,
     ) -> None:
         super().__init__(max_capacity, alpha=1.0, beta=0.0, eps=0.0, dtype=torch.float64)
         if max_draws_per_positive is not None and not max_draws_per_positive > 0:
@@ -59,6 +63,7 @@ class MixtureSampler(PrioritizedSampler):
         self.lam = lam
         self.beta = beta
         self.max_draws_per_positive = max_draws_per_positive
+        self.stratified = stratified
         self.fallbacks = 0
         self.last_prioritized = 0
 
@@ -176,7 +181,8 @@ class MixtureSampler(PrioritizedSampler):
         count = self._prioritized_count(uniform[0], batch_size)
         index = (uniform[1:] * size).astype(np.int64)
         if count:
-            index[:count] = self._descend(uniform[1 : count + 1])
+            share = uniform[1 : count + 1]
+            index[:count] = self._descend((np.arange(count) + share) / count if self.stratified else share)
         self.last_prioritized = count
         return index
 

@@ -1,0 +1,52 @@
+"""Settings of the replay schemes beside the paper's: each is one optional field of `ReplayConfig`.
+
+Importing this module does not load torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vlmrb.ranges import NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, require
+
+
+@dataclass(frozen=True)
+class RankConfig:
+    """Rank-based PER; see `vlmrb.replay.rank.RankTerm`.
+
+    Attributes:
+        exponent: α ≥ 0. Higher → the largest errors dominate; the original uses 0.7.
+        refresh_fraction: share of the buffer's capacity in env steps after which all ranks are taken anew. Lower →
+            ranks are more exact, at O(N log N) each time.
+    """
+
+    exponent: float = 0.7
+    refresh_fraction: float = 0.01
+
+    def __post_init__(self) -> None:
+        """Refuses settings outside their ranges."""
+        require(NOT_NEGATIVE, "replay.rank", exponent=self.exponent)
+        require(POSITIVE_SHARE, "replay.rank", refresh_fraction=self.refresh_fraction)
+
+
+@dataclass(frozen=True)
+class ReLoConfig:
+    """Reducible loss; see `vlmrb.replay.relo.ReLoTerm`.
+
+    Attributes:
+        map: of the difference of losses: ``relu`` (the original's for DQN and SAC) or ``exp`` (x + 1 above 0, eˣ below,
+            so that no row is lost).
+        exponent: α ≥ 0 of the mapped difference. Higher → rows that are about to be learnt dominate.
+        eps: added before the exponent. Higher → rows without reducible loss are still drawn.
+    """
+
+    map: Literal["relu", "exp"] = "relu"
+    exponent: float = 0.6
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        """Refuses settings outside their ranges."""
+        require(NOT_NEGATIVE, "replay.relo", exponent=self.exponent, eps=self.eps)
+        if self.eps == 0 and self.map == "relu":
+            require(POSITIVE, "replay.relo", eps=self.eps)
