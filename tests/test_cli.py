@@ -61,9 +61,9 @@ def test_bad_setting_is_named_in_one_line(
 @pytest.mark.parametrize(
     ("overlay", "says"),
     [
-        ("replay: {capcity: 5}", "replay: Option 'capcity' is not accepted"),
+        ("replay: {capcity: 5}", "Group 'replay' does not accept option 'capcity'"),
         ("replay: {vlm: {treshold: 1}}", "replay.vlm: Option 'treshold'"),
-        ("training: {gama: 1}", "training: Option 'gama'"),
+        ("training: {gama: 1}", "Group 'training' does not accept option 'gama'"),
         ("env: {idd: x}", "'idd'"),
         ("model: {init_args: {lr: 1}}", "model: Option 'lr'"),
         ("scoring: {batch_clip: 1}", "batch_clip"),

@@ -33,7 +33,10 @@ Every verb answers --help; `vlmrb fit --help` lists all settings. VLMRB_DEBUG=1 
 
 
 def _fit(args: list[str]) -> int:
-    if not {"-h", "--help", "--print_config"} & {arg.partition("=")[0] for arg in args}:
+    if not _asks_only(args):
+        from vlmrb.early import require_sound
+
+        require_sound(args)
         files = [
             value if option in ("-c", "--config") else option.removeprefix("--config=")
             for option, value in zip(args, [*args[1:], ""], strict=True)
@@ -43,6 +46,11 @@ def _fit(args: list[str]) -> int:
     from vlmrb.fit import fit
 
     return fit(args)
+
+
+def _asks_only(args: Sequence[str]) -> bool:
+    """Says whether nothing is to be started: the settings are to be explained or shown."""
+    return bool({"-h", "--help", "--print_config"} & {arg.partition("=")[0] for arg in args})
 
 
 def _evaluate(args: list[str]) -> int:
@@ -95,6 +103,10 @@ def _score(args: list[str]) -> int:
 
 def _doctor(args: list[str]) -> int:
     if any(arg == "-c" or arg.startswith("--config") for arg in args):
+        if not _asks_only(args):
+            from vlmrb.early import require_sound
+
+            require_sound(args)
         from vlmrb.rehearsal import rehearse
 
         return rehearse(args)

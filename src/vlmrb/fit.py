@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from vlmrb.algorithms import DQN, IQN, SAC, TD3  # noqa: F401  (so that --model DQN finds them by name)
 from vlmrb.algorithms.base import OffPolicyModule, require_one_device
 from vlmrb.algorithms.config import TrainingConfig
 from vlmrb.callbacks.checkpoint_files import read_env_steps
@@ -26,7 +26,6 @@ from vlmrb.envs import EnvConfig
 from vlmrb.locks import lock_folder
 from vlmrb.loggers import AppendingCSVLogger
 from vlmrb.replay.config import ReplayConfig
-from vlmrb.settings import read_section, refuse_moved
 
 log = logging.getLogger(__name__)
 SECTIONS = ("env", "training", "replay")
@@ -104,9 +103,6 @@ class FitCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Settles the run folder and checks the checkpoint before anything heavy is built."""
         config = self.config["fit"]
-        for section in SECTIONS:
-            if config[section] is None:
-                raise ValueError(f"{section}: null is no setting; leave the section out for its defaults")
         if config["trainer"]["callbacks"]:
             raise ValueError(
                 "trainer.callbacks would replace callbacks by an overlay: use the sections "
@@ -183,20 +179,6 @@ def move_aside(folder: Path) -> Path:
     return folder.rename(next(path for path in numbered if not path.exists()))
 
 
-def check_config_files(args: Sequence[str]) -> None:
-    """Refuses configuration files that hold no settings, and settings by names that they no longer have.
-
-    Raises:
-        ValueError: a file is empty, no YAML, or something else than a mapping; or a setting has moved.
-    """
-    refuse_moved({arg.partition("=")[0].removeprefix("--") for arg in args}, "the command")
-    for option, value in zip(args, [*args[1:], ""], strict=True):
-        path = value if option in ("-c", "--config") else option.removeprefix("--config=")
-        if path == option or not Path(path).is_file():
-            continue  # jsonargparse names files that do not exist
-        refuse_moved({f"training.{name}" for name in read_section(path, "training")}, f"configuration {path}")
-
-
 def quieten() -> None:
     """Silences what Lightning and TorchRL say about things that are as they should be here."""
     for name in ("lightning.pytorch", "lightning.fabric", "torchrl"):
@@ -212,7 +194,6 @@ def quieten() -> None:
 def fit(args: list[str]) -> int:
     """Trains; returns the exit code: 0, or 143 and 130 after SIGTERM and Ctrl-C with the run saved."""
     quieten()
-    check_config_files(args)
     with ExitStack() as locks:
         cli = FitCLI(
             OffPolicyModule,

@@ -84,9 +84,8 @@ class Preflight:
         self.checks = [buffer_check(sizes, scratch)]
         if self.checkpoint is not None:
             shared = sizes.rows_bytes if sizes.in_files and _same_disk(scratch, self.run_dir) else 0
-            self.checks.append(
-                checkpoint_check(sizes, self.run_dir, self.checkpoint.save_replay, self.checkpoint.keep, shared)
-            )
+            saved = self.checkpoint.config
+            self.checks.append(checkpoint_check(sizes, self.run_dir, saved.save_replay, saved.keep, shared))
         if self.scorer is not None:
             if self.module.device.type == "cuda":  # else the question alone would take GPU memory
                 self.checks += gpu_checks(self.scorer)

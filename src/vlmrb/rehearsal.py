@@ -20,7 +20,7 @@ from vlmrb.algorithms.base import OffPolicyModule
 from vlmrb.callbacks.scoring import ScoringCallback
 from vlmrb.doctor import Check, format_table
 from vlmrb.envs import make_renderer
-from vlmrb.fit import CLI_SETTINGS, FitCLI, check_config_files, quieten
+from vlmrb.fit import CLI_SETTINGS, FitCLI, quieten
 from vlmrb.preflight import FOLDER, Preflight, amount
 from vlmrb.scoring.scorer import ScorerError
 from vlmrb.scoring.service import ScoringService
@@ -194,7 +194,6 @@ def rehearse(args: list[str]) -> int:
         The exit code: 1 if the run cannot fit or its scorer gives no scores, else 0.
     """
     quieten()
-    check_config_files(args)
     with ExitStack() as locks:
         cli = RehearsalCLI(OffPolicyModule, locks=locks, args=["fit", *args], **CLI_SETTINGS)
     print(format_table(cli.checks))

@@ -127,7 +127,10 @@ def train(
     scorers = {"milestones": MilestonesScorer(), "sprites": SpritesScorer(), None: None}
     callbacks = [ScoringCallback(scorers[scorer], control, cache, backend=backend), StopAt(stop_at), *others, callback]
     if monitor:
-        callbacks += [EvaluationCallback(every_n_env_steps=200, episodes=2), MonitoringCallback(300, None)]
+        callbacks += [
+            EvaluationCallback(every_n_env_steps=200, episodes=2),
+            MonitoringCallback(every_n_env_steps=300, clips_every_n_env_steps=None),
+        ]
     trainer = Trainer(
         accelerator="cpu",
         devices=1,

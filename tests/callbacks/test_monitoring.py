@@ -74,7 +74,7 @@ def train(
         max_epochs=1,
         default_root_dir=folder,
         logger=[TensorBoardLogger(folder, name="", version=""), AppendingCSVLogger(folder)],
-        callbacks=[*scoring, MonitoringCallback(EVERY, 2048), *extra],
+        callbacks=[*scoring, MonitoringCallback(every_n_env_steps=EVERY, clips_every_n_env_steps=2048), *extra],
         enable_checkpointing=any(isinstance(callback, ReplayCheckpoint) for callback in extra),
         enable_progress_bar=False,
         enable_model_summary=False,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from vlmrb.callbacks.config import EvaluationConfig
 from vlmrb.evaluation import evaluate
 from vlmrb.loggers import CSVTable
 from vlmrb.media import write_video
@@ -31,38 +32,14 @@ class EvaluationCallback(Callback):
     """Evaluates at step 0, every so many env steps, and at the end; writes ``evaluations.csv`` and ``summary.json``.
 
     Args:
-        every_n_env_steps: env steps between evaluations. Lower → finer curves, less training per second.
-        episodes: episodes per evaluation. Higher → less noise (50 episodes: ±0.07 standard error at success 0.5).
-        epsilon: share of random actions while evaluating; null is the algorithm's: 0.05 for DQN and IQN, whose greedy
-            play loops on grid worlds and reads too low, 0 for SAC and TD3.
-        seed: of the evaluation's levels, the same at every evaluation and apart from training.
-        video_every_n_env_steps: env steps between two GIFs of an evaluation episode, beside one of the final policy;
-            ``None`` writes none. Lower → more to look at, and up to a second each.
+        **settings: see `EvaluationConfig`.
+
+    Attributes:
+        config: the settings.
     """
 
-    def __init__(
-        self,
-        every_n_env_steps: int = 10_000,
-        episodes: int = 50,
-        epsilon: float | None = None,
-        seed: int = 1_000_003,
-        video_every_n_env_steps: int | None = 100_000,
-    ) -> None:
-        if every_n_env_steps < 1:
-            raise ValueError(f"evaluation.every_n_env_steps={every_n_env_steps} must be at least 1")
-        if video_every_n_env_steps is not None and video_every_n_env_steps < 1:
-            raise ValueError(
-                f"evaluation.video_every_n_env_steps={video_every_n_env_steps} must be at least 1, or null"
-            )
-        if episodes < 1:
-            raise ValueError(f"evaluation.episodes={episodes} must be at least 1")
-        if epsilon is not None and not 0.0 <= epsilon <= 1.0:
-            raise ValueError(f"evaluation.epsilon={epsilon} must lie in [0, 1]")
-        self.every_n_env_steps = every_n_env_steps
-        self.episodes = episodes
-        self.epsilon = epsilon
-        self.seed = seed
-        self.video_every_n_env_steps = video_every_n_env_steps
+    def __init__(self, **settings: Any) -> None:
+        self.config = EvaluationConfig(**settings)
         self.history: list[tuple[int, float]] = []  # (env steps, success)
         self.seconds = 0.0  # spent training before the last interruption
         self._next = 0
@@ -124,18 +101,18 @@ class EvaluationCallback(Callback):
     def _evaluate(self, trainer: Trainer, pl_module: OffPolicyModule) -> None:
         step = pl_module.env_steps
         final = step >= pl_module.training_config.total_env_steps
-        video = self.video_every_n_env_steps is not None and (final or step >= self._next_video)
+        video = self.config.video_every_n_env_steps is not None and (final or step >= self._next_video)
         result = evaluate(
             pl_module,
             pl_module.env,
-            episodes=self.episodes,
-            seed=self.seed,
-            epsilon=self.epsilon,
+            episodes=self.config.episodes,
+            seed=self.config.seed,
+            epsilon=self.config.epsilon,
             video=video,
             frame_size=VIDEO_SIZE,
         )
         self.history.append((step, result.success))
-        self._next = (step // self.every_n_env_steps + 1) * self.every_n_env_steps
+        self._next = (step // self.config.every_n_env_steps + 1) * self.config.every_n_env_steps
         pl_module.latest_evaluation = result
         metrics = {
             "eval/success": result.success,
@@ -145,8 +122,8 @@ class EvaluationCallback(Callback):
         self._table.append({"env_step": step, **metrics, "time/wall_s": round(self._elapsed(), 3)})
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=step)
-        if result.video is not None and self.video_every_n_env_steps is not None:
-            self._next_video = (step // self.video_every_n_env_steps + 1) * self.video_every_n_env_steps
+        if result.video is not None and self.config.video_every_n_env_steps is not None:
+            self._next_video = (step // self.config.video_every_n_env_steps + 1) * self.config.video_every_n_env_steps
             write_video(trainer, "evaluation", result.video, step)
 
     def summary(self, pl_module: OffPolicyModule) -> dict[str, Any]:
@@ -174,9 +151,9 @@ class EvaluationCallback(Callback):
             "env": pl_module.env.id,
             "algorithm": type(pl_module).__name__,
             "evaluation": {
-                "episodes": self.episodes,
-                "epsilon": pl_module.evaluation_epsilon if self.epsilon is None else self.epsilon,
-                "seed": self.seed,
+                "episodes": self.config.episodes,
+                "epsilon": pl_module.evaluation_epsilon if self.config.epsilon is None else self.config.epsilon,
+                "seed": self.config.seed,
             },
             "scoring": {key: value for key, value in scoring.items() if math.isfinite(value)},
             "versions": {

@@ -13,6 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
+from vlmrb.callbacks.config import MonitoringConfig
 from vlmrb.callbacks.pace import Pace
 from vlmrb.loggers import start_loggers, tensorboard_writers
 from vlmrb.media import annotate, clip_sheet, save_image, write_video
@@ -84,28 +85,14 @@ class MonitoringCallback(Callback):
     everything else is the same for the same seed. docs/metrics.md says what each metric means.
 
     Args:
-        every_n_env_steps: env steps between two rows of metrics. Lower → finer curves, more noise in each point.
-        clips_every_n_env_steps: env steps between two pairs of GIFs; ``null`` draws none.
-        clip_frame_size: upper bound of the rendered frames, in pixels; small ones are enlarged for the eye.
+        **settings: see `MonitoringConfig`.
+
+    Attributes:
+        config: the settings.
     """
 
-    def __init__(
-        self,
-        every_n_env_steps: int = 5_000,
-        clips_every_n_env_steps: int | None = 50_000,
-        clip_frame_size: int = 256,
-    ) -> None:
-        if every_n_env_steps < 1:
-            raise ValueError(f"monitoring.every_n_env_steps={every_n_env_steps} must be at least 1")
-        if clips_every_n_env_steps is not None and clips_every_n_env_steps < 1:
-            raise ValueError(
-                f"monitoring.clips_every_n_env_steps={clips_every_n_env_steps} must be at least 1, or null"
-            )
-        if clip_frame_size < 16:
-            raise ValueError(f"monitoring.clip_frame_size={clip_frame_size} must be at least 16 pixels")
-        self.every_n_env_steps = every_n_env_steps
-        self.clips_every_n_env_steps = clips_every_n_env_steps
-        self.clip_frame_size = clip_frame_size
+    def __init__(self, **settings: Any) -> None:
+        self.config = MonitoringConfig(**settings)
         self._reset()
 
     def _reset(self) -> None:
@@ -169,10 +156,10 @@ class MonitoringCallback(Callback):
         self.episodes.update(batch)
         env_steps = pl_module.env_steps
         complete = env_steps >= pl_module.training_config.total_env_steps
-        every = self.every_n_env_steps
+        every = self.config.every_n_env_steps
         if complete or env_steps // every > self._logged_at // every:
             self._log(trainer, pl_module)
-        every = self.clips_every_n_env_steps or 0
+        every = self.config.clips_every_n_env_steps or 0
         if every and (complete or env_steps // every > self._drawn_at // every):
             self._draw(trainer, pl_module)
 
@@ -283,7 +270,7 @@ class MonitoringCallback(Callback):
         for score in _spread(np.unique(scores)):
             chosen = np.flatnonzero(scores == score)[-1]
             clip = store.batch([int(clip_ids[chosen])], module.renderer)
-            frames = clip.frames(self.clip_frame_size)[0, : clip.lengths[0]]
+            frames = clip.frames(self.config.clip_frame_size)[0, : clip.lengths[0]]
             clips[f"score {score:.2f} · step {born[chosen]:,}"] = frames
         for name, caption in {"high": next(iter(clips)), "low": list(clips)[-1]}.items():
             write_video(trainer, name, annotate(clips[caption], caption), module.env_steps)

@@ -21,6 +21,7 @@ from vlmrb.callbacks.checkpoint_files import (
     tensor_bytes,
     verify_sidecar,
 )
+from vlmrb.callbacks.config import CheckpointConfig
 from vlmrb.callbacks.signals import StopRequest
 
 if TYPE_CHECKING:
@@ -43,33 +44,16 @@ class ReplayCheckpoint(Checkpoint):
     A save that fails (no room, folder gone read-only) leaves the older pair as it was, says so, and training goes on.
 
     Args:
-        every_n_env_steps: env steps between checkpoints. Lower → less is lost in a crash, more time spent saving.
-        save_replay: write the side-car. Without it a resumed run fills its buffer again before it goes on learning.
-        keep: pairs that stay on disk. While one is written there is room needed for ``keep + 1``.
-        save_on_end: save when the run is complete as well.
-        ignore_replay: resume without the side-car, which may be missing, damaged or of an older version.
+        **settings: see `CheckpointConfig`.
 
     Attributes:
+        config: the settings.
         exit_code: 143 after SIGTERM, 130 after Ctrl-C, 0 otherwise.
         failed_saves: how many checkpoints could not be written.
     """
 
-    def __init__(
-        self,
-        every_n_env_steps: int = 50_000,
-        save_replay: bool = True,
-        keep: int = 1,
-        save_on_end: bool = True,
-        ignore_replay: bool = False,
-    ) -> None:
-        for name, value in (("every_n_env_steps", every_n_env_steps), ("keep", keep)):
-            if value < 1:
-                raise ValueError(f"checkpoint.{name}={value} must be at least 1")
-        self.every_n_env_steps = every_n_env_steps
-        self.save_replay = save_replay
-        self.keep = keep
-        self.save_on_end = save_on_end
-        self.ignore_replay = ignore_replay
+    def __init__(self, **settings: Any) -> None:
+        self.config = CheckpointConfig(**settings)
         self.exit_code = 0
         self.failed_saves = 0
         self._stop = StopRequest()
@@ -80,7 +64,7 @@ class ReplayCheckpoint(Checkpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Makes sure that checkpoints can be written, before anything is trained."""
         if stage == "fit":
-            self.folder = CheckpointFolder(Path(trainer.default_root_dir) / "checkpoints", self.keep)
+            self.folder = CheckpointFolder(Path(trainer.default_root_dir) / "checkpoints", self.config.keep)
             self.folder.prepare()
 
     # Resuming
@@ -100,7 +84,7 @@ class ReplayCheckpoint(Checkpoint):
             # The run may have been complete under a smaller budget: there are more batches to come now.
             checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["is_last_batch"] = False
         reference = checkpoint.get(REFERENCE_KEY)
-        if reference is not None and not self.ignore_replay:
+        if reference is not None and not self.config.ignore_replay:
             self._sidecar_to_restore = verify_sidecar(folder, reference)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -139,9 +123,10 @@ class ReplayCheckpoint(Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Saves when it is due; stops the run if a signal asked for it."""
-        due = pl_module.env_steps // self.every_n_env_steps > self._saved_at // self.every_n_env_steps
+        every = self.config.every_n_env_steps
+        due = pl_module.env_steps // every > self._saved_at // every
         complete = trainer.is_last_batch or trainer.should_stop
-        if due or self._stop or (complete and self.save_on_end):
+        if due or self._stop or (complete and self.config.save_on_end):
             self._try_to_save(trainer, pl_module)
         if self._stop:  # asked again: the signal may have come during the save
             self.exit_code = self._stop.exit_code
@@ -166,7 +151,7 @@ class ReplayCheckpoint(Checkpoint):
         start = time.perf_counter()
         self._saved_at = pl_module.env_steps  # a failed save is not tried again at every batch
         replay = None
-        if self.save_replay:
+        if self.config.save_replay:
             replay = {
                 "buffer": pl_module.buffer.state_dict(),
                 "scoring": None if pl_module.scoring is None else pl_module.scoring.state_dict(),
