@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from numpy.typing import NDArray
@@ -11,6 +13,10 @@ from torch import Tensor
 
 from vlmrb.algorithms.base import OffPolicyModule
 from vlmrb.envs import EnvConfig, make_env, make_renderer
+
+log = logging.getLogger(__name__)
+
+VIDEO_FRAMES: Final = 1_000  # two minutes; of a longer episode, every other frame, every fourth, …
 
 
 @dataclass(frozen=True)
@@ -21,7 +27,8 @@ class EvaluationResult:
         successes: ``bool[episodes]``.
         returns: undiscounted, ``float32[episodes]``.
         lengths: env steps, ``int64[episodes]``.
-        video: frames of the first episode, ``uint8[T, H, W, 3]``; ``None`` unless asked for.
+        video: frames of the first episode, ``uint8[T, H, W, 3]``, evenly thinned out to at most `VIDEO_FRAMES` but with
+            its first and last; ``None`` unless asked for.
     """
 
     successes: Tensor
@@ -43,6 +50,33 @@ class EvaluationResult:
     def mean_length(self) -> float:
         """Mean episode length in env steps."""
         return float(self.lengths.float().mean())
+
+
+class Film:
+    """Snapshots of one episode, evenly thinned out so that no more are held than a video shows.
+
+    Args:
+        most: frames, 3 or more.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: list[Tensor] = []
+        self._seen = 0
+        self.every = 1
+        """Distance of two frames in env steps; that to the last one may be shorter."""
+
+    def add(self, snapshot: Tensor) -> None:
+        """Takes the snapshot ``[S]`` of the next state, of which a copy may be kept."""
+        if self._seen % self.every == 0 and len(self._kept) == self._most - 1:  # one place is the last state's
+            self._kept, self.every = self._kept[::2], 2 * self.every
+        if self._seen % self.every == 0:
+            self._kept.append(snapshot.clone())
+        self._seen += 1
+
+    def end(self, snapshot: Tensor) -> Tensor:
+        """Takes the last state's snapshot ``[S]``, and returns those kept, ``[T, S]``, T at most ``most``."""
+        return torch.stack([*self._kept, snapshot])
 
 
 @torch.no_grad()
@@ -78,16 +112,16 @@ def evaluate(
     if epsilon is None:
         epsilon = module.evaluation_epsilon
     # One instance per episode: with fewer, quick failures would be played more often than slow ones.
-    batch = make_env(env, num_envs=episodes, seed=seed)
+    batch = make_env(env, num_envs=episodes, seed=seed, frames=video)
     generator = torch.Generator().manual_seed(seed)
     returns, lengths = torch.zeros(episodes), torch.zeros(episodes, dtype=torch.int64)
     successes, playing = torch.zeros(episodes, dtype=torch.bool), torch.ones(episodes, dtype=torch.bool)
-    snapshots: list[Tensor] = []
+    film, snapshots = Film(VIDEO_FRAMES), torch.empty(0)
     try:
         data: TensorDictBase = batch.reset()
         while playing.any():
             if video and playing[0]:
-                snapshots.append(data["snapshot"][0].clone())
+                film.add(data["snapshot"][0])
             data.set("action", module.play(data["observation"], epsilon, generator))
             step, data = batch.step_and_maybe_reset(data)
             after = step["next"]
@@ -95,11 +129,18 @@ def evaluate(
             lengths += playing
             successes |= after["success"].reshape(-1) & playing
             if video and playing[0] and after["done"][0]:
-                snapshots.append(after["snapshot"][0].clone())
+                snapshots = film.end(after["snapshot"][0])
             playing &= ~after["done"].reshape(-1)
             if playing.any():
                 env.check_length(int(lengths.max()))
     finally:
         batch.close()
-    frames = make_renderer(env).render(torch.stack(snapshots).numpy(), frame_size) if video else None
+    frames = make_renderer(env).render(snapshots.numpy(), frame_size) if video else None
+    if video and film.every > 1:
+        log.info(
+            "the video shows one of %d frames, as its episode of %s env steps has more than %s",
+            film.every,
+            f"{int(lengths[0]):,}",
+            f"{VIDEO_FRAMES:,}",
+        )
     return EvaluationResult(successes, returns, lengths, frames)

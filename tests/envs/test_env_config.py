@@ -30,6 +30,8 @@ from vlmrb.envs import EnvConfig, make_env, make_renderer, register, registry
         ({"id": "CartPole-v1", "visuals": "abstract"}, "env.visuals 'abstract' exists for MiniGrid ids only"),
         ({"id": "CartPole-v1", "workers": -1}, "env.workers must be between 0 and num_envs"),
         ({"id": "CartPole-v1", "workers": 33}, "env.workers must be between 0 and num_envs = 32, got 33"),
+        ({"worker_timeout_s": 0.0}, "env.worker_timeout_s=0.0 must be positive and finite"),
+        ({"worker_timeout_s": float("nan")}, "env.worker_timeout_s=nan must be positive and finite"),
         ({"workers": 2}, "env.workers = 2: DoorKey is stepped as one batch"),
         ({"actions": [2]}, "env.actions must be two or more different action numbers from 0 on, got"),
         ({"actions": [1, 1]}, "env.actions must be two or more"),

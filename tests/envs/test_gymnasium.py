@@ -17,7 +17,6 @@ from gymnasium.error import DependencyNotInstalled
 from minigrid.wrappers import FullyObsWrapper
 
 from vlmrb.envs import EnvConfig, make_env, make_renderer
-from vlmrb.envs.actions import uniform_actions
 from vlmrb.envs.grid import GridLayout
 from vlmrb.envs.success import default_success
 
@@ -277,16 +276,10 @@ def test_frames_and_observations_that_change_their_size_are_refused(monkeypatch:
 )
 def test_boxes_of_integers_and_of_nothing_are_refused(space: gymnasium.Space, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ramp, "action_space", space)
-    with pytest.raises(ValueError, match="actions must be Discrete or a one-dimensional Box of at least one float"):
+    with pytest.raises(
+        ValueError, match="^env.id '.*Ramp-v0': actions must be Discrete or a one-dimensional Box of at least"
+    ):
         make_env(_config(), seed=0)
-
-
-@pytest.mark.parametrize("bound", [np.inf, np.finfo(np.float32).max])
-def test_random_actions_without_finite_bounds_are_refused(bound: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ramp, "action_space", gymnasium.spaces.Box(-bound, bound, (2,), np.float32))
-    env = make_env(_config(), seed=0)
-    with pytest.raises(ValueError, match="env.id has actions without finite bounds"):
-        uniform_actions(env.action_spec[0], 3, None)
 
 
 def test_observations_and_actions_that_are_no_arrays_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +314,9 @@ def test_what_fails_in_a_worker_is_raised_here() -> None:
         env.rollout(2)
     assert "Traceback" in str(caught.value.__cause__)
     env.simulator._groups[0]._process.kill()
-    with pytest.raises(RuntimeError, match="environment worker died"):
+    with pytest.raises(
+        RuntimeError, match="^env.id '.*Ramp-v0': environment worker 1 of [13] died; run with env.workers: 0"
+    ):
         env.rollout(2)
     env.close()
     assert not multiprocessing.active_children()
@@ -336,7 +331,9 @@ def test_workers_that_are_left_in_the_middle_of_a_step_end_quietly(capfd: pytest
     for group in others:
         group.call("look")
         assert group._pipe.poll(10)  # the answer is there, and nobody reads it
-    with pytest.raises(RuntimeError, match="environment worker died"):
+    with pytest.raises(
+        RuntimeError, match="^env.id '.*Ramp-v0': environment worker 1 of [13] died; run with env.workers: 0"
+    ):
         env.rollout(2)
     env.close()
     assert [group._process.exitcode for group in others] == [0, 0]

@@ -28,7 +28,7 @@ def uniform_actions(spec: TensorSpec, count: int, generator: torch.Generator | N
     low, high = spec.space.low, spec.space.high
     if not torch.isfinite(high - low).all():
         raise ValueError(
-            "env.id has actions without finite bounds, of which none can be drawn at random: between "
+            "actions without finite bounds, of which none can be drawn at random: between "
             f"{low.reshape(-1).tolist()} and {high.reshape(-1).tolist()}"
         )
     return low + (high - low) * torch.rand(count, *spec.shape, generator=generator)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from vlmrb.envs.registry import find_family
+from vlmrb.ranges import POSITIVE, require
 
 Visuals = Literal["standard", "misleading", "abstract"]
 RenderQuality = Literal["fast", "shadows", "full"]
@@ -44,6 +45,10 @@ class EnvConfig:
             one exceeds 100,000 steps with ``None`` here.
         workers: processes that share the instances of Gymnasium-stepped ids; 0 steps all of them in this process.
             Worth it from about a millisecond per step on; array-stepped ids refuse it, they are faster without.
+        worker_timeout_s: seconds without an answer after which a worker is taken to hang, is killed and ends the run;
+            ``None`` waits for ever. Its first answer, before which it imports and makes its instances, has at least 60.
+            Must exceed what the slowest reset or step of all the worker's instances takes. Lower → a hanging
+            environment is noticed sooner. Without workers nothing can be interrupted.
         actions: the environment's own numbers of the discrete actions that the agent may choose, such as
             ``[0, 1, 2, 3, 5]`` for DoorKey without dropping the key and doing nothing; ``None`` gives it all. Fewer →
             random play reaches more, and results are no longer those of the original task.
@@ -66,6 +71,7 @@ class EnvConfig:
     render_quality: RenderQuality = "fast"
     max_steps: int | None = None
     workers: int = 0
+    worker_timeout_s: float | None = 300.0
     actions: list[int] | None = None
     kwargs: dict[str, Any] | None = None
     wrappers: list[str | dict[str, Any]] | None = None
@@ -89,6 +95,7 @@ class EnvConfig:
             raise ValueError(f"env.max_steps must be at least 1, got {self.max_steps}")
         if not 0 <= self.workers <= self.num_envs:
             raise ValueError(f"env.workers must be between 0 and num_envs = {self.num_envs}, got {self.workers}")
+        require(POSITIVE, "env", worker_timeout_s=self.worker_timeout_s)
         if self.actions is not None and (
             len(self.actions) < 2 or min(self.actions) < 0 or len(set(self.actions)) < len(self.actions)
         ):

@@ -2,14 +2,14 @@
 
 A plain Gymnasium state cannot be drawn again later, so its snapshot *is* the frame, scaled down to ``frame_size``, with
 the observation's bytes behind it: 3·frame_size² bytes for each state held, against some hundred for a grid world. Keep
-``frame_size`` small, or name functions that take and put back states (``env.state``, `gymnasium_state`).
+``frame_size`` small, or name functions that take and put back states (``env.state``, `gymnasium_state`). Where nobody
+looks, as in an evaluation without a video, nothing is drawn (`make_env_without_frames`).
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,6 +32,8 @@ TAKES: Final = ("kwargs", "wrappers", "state")  # settings that few families kno
 
 _SCHEMA: Final = 1
 _SEEDS: Final = 2**31 - 1  # what every Gymnasium environment takes as a seed
+_ROWS: Final = 100_000  # for which the memory of frames is told
+_COSTS_TOLD: set[tuple[str, int]] = set()  # ids and frame sizes of this process
 
 
 class GymnasiumSimulator:
@@ -41,21 +43,32 @@ class GymnasiumSimulator:
     of seeds goes on where it was.
 
     Args:
-        make: makes an instance; picklable if there are workers.
+        make: makes an instance of a configuration; picklable if there are workers.
+        config: the environment, and its worker processes.
         num_envs: n.
-        workers: processes; 0 steps all instances here.
         seed: of the stream of reset seeds.
     """
 
     exact_resume = False
 
-    def __init__(self, make: Callable[[], Instance], num_envs: int, workers: int = 0, seed: int = 0) -> None:
+    def __init__(self, make: Callable[[EnvConfig], Instance], config: EnvConfig, num_envs: int, seed: int = 0) -> None:
+        self.config = config
         self.num_envs = num_envs
         self._groups: list[Group]
-        if workers:
-            self._groups = [RemoteGroup(make, len(part)) for part in np.array_split(np.arange(num_envs), workers)]
+        make_one = functools.partial(make, config)
+        if workers := min(config.workers, num_envs):
+            parts = np.array_split(np.arange(num_envs), workers)
+            self._groups = [
+                RemoteGroup(
+                    make_one,
+                    len(part),
+                    f"env.id {config.id!r}: environment worker {number} of {workers}",
+                    config.worker_timeout_s,
+                )
+                for number, part in enumerate(parts, 1)
+            ]
         else:
-            self._groups = [LocalGroup(make, num_envs)]
+            self._groups = [LocalGroup(make_one, num_envs)]
         self._bounds = np.cumsum([0, *(group.num_envs for group in self._groups)])
         self.spaces: Spaces = self._groups[0].call("describe").result()
         self.seed(seed)
@@ -109,10 +122,51 @@ class GymnasiumSimulator:
     def close(self) -> None:
         """Closes every instance and ends the workers; a second call does nothing."""
         for group in self._groups:
+            group.begin_close()
+        for group in self._groups:
             group.close()
 
     def _parts(self) -> list[tuple[Group, int, int]]:
         return list(zip(self._groups, self._bounds[:-1], self._bounds[1:], strict=True))
+
+
+class FrameSimulator(GymnasiumSimulator):
+    """Instances of which each state is drawn; says what that costs before the first step in this process."""
+
+    def step(self, action: NDArray) -> Step:
+        """Moves every instance on; ``action`` is ``int64[n]`` or ``float32[n, A]``."""
+        drawn = self.config.id, self.config.frame_size
+        if drawn not in _COSTS_TOLD:
+            _COSTS_TOLD.add(drawn)
+            self._tell_costs()
+        return super().step(action)
+
+    def _tell_costs(self) -> None:
+        seconds: float = self._groups[0].call("first", "time_frame").result()
+        size = self.spaces.snapshot_size
+        logger.info(
+            "env.id %s: its states cannot be drawn again, so the frame of every env step is kept: drawing one takes "
+            "%.2f ms, which leaves at most %s env steps/s to a process, and a state takes %.1f kB, %.2f GB for 100,000 "
+            "rows of replay.capacity; a smaller env.frame_size saves memory, env.workers share the time, env.state "
+            "saves both",
+            self.config.id,
+            1e3 * seconds,
+            f"{1 / max(seconds, 1e-9):,.0f}",
+            size / 1e3,
+            size * _ROWS / 1e9,
+        )
+
+
+class FramelessInstance(Instance):
+    """A Gymnasium environment that nobody looks at: it is never drawn, and its snapshot is the observation's bytes."""
+
+    def _spaces(self) -> Spaces:
+        return self._sized_spaces(0)
+
+    def look(self) -> tuple[NDArray, NDArray[np.uint8]]:
+        """Returns the present observation and its bytes ``uint8[S]``."""
+        observation = self._observe()
+        return observation, observation.reshape(-1).view(np.uint8)
 
 
 class FrameRenderer:
@@ -177,8 +231,15 @@ def make_env(config: EnvConfig, num_envs: int, seed: int) -> SimulatorEnv:
     """Makes a batch of Gymnasium instances."""
     from vlmrb.envs.batch import SimulatorEnv
 
-    make = functools.partial(_instance_class(config), config)
-    return SimulatorEnv(GymnasiumSimulator(make, num_envs, min(config.workers, num_envs), seed), config.actions)
+    simulator = FrameSimulator if config.state is None else GymnasiumSimulator
+    return SimulatorEnv(simulator(_instance_class(config), config, num_envs, seed), config.actions)
+
+
+def make_env_without_frames(config: EnvConfig, num_envs: int, seed: int) -> SimulatorEnv:
+    """Makes the same batch for whoever draws none of its snapshots: no frame is drawn, whatever ``env.state`` says."""
+    from vlmrb.envs.batch import SimulatorEnv
+
+    return SimulatorEnv(GymnasiumSimulator(FramelessInstance, config, num_envs, seed), config.actions)
 
 
 def make_renderer(config: EnvConfig) -> Renderer:
@@ -189,16 +250,7 @@ def make_renderer(config: EnvConfig) -> Renderer:
             from vlmrb.envs.gymnasium_state import StateRenderer
 
             return StateRenderer(config)
-        observation = instance.look()[0]
-        started = time.perf_counter()
-        frame = instance._frame()
-        logger.info(
-            "env.id %s: each stored step holds its frame, %.1f kB, and drawing it took %.1f ms; a smaller "
-            "env.frame_size saves memory, env.state both",
-            config.id,
-            frame.size / 1e3,
-            1e3 * (time.perf_counter() - started),
-        )
+        observation, frame = instance._observe(), instance._frame()
         return FrameRenderer(config.id, frame.shape, observation.shape, observation.dtype.str)
     finally:
         instance.close()

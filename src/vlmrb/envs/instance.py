@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import TYPE_CHECKING, Any, SupportsFloat
+import statistics
+import time
+from typing import TYPE_CHECKING, Any, Final, SupportsFloat
 
 import gymnasium
 import numpy as np
@@ -19,6 +21,9 @@ from vlmrb.envs.success import SuccessTest
 
 if TYPE_CHECKING:
     from vlmrb.envs.config import EnvConfig
+
+_TIMED_FRAMES: Final = 16
+_TIMING_S: Final = 1.0  # after which no further frame is timed
 
 
 class Instance:
@@ -37,6 +42,7 @@ class Instance:
         self._success = SuccessTest(config)
         self._observation_shape: tuple[int, ...] | None = None
         self._frame_shape: tuple[int, ...] | None = None
+        self._drawn: NDArray[np.uint8] | None = None  # the present state's frame, flat
         try:
             self.env = self._make()
             self._begin(0)
@@ -72,7 +78,9 @@ class Instance:
         observation = self._observe()
         pixels = observation.dtype == np.uint8 and observation.ndim in (3, 4)
         snapshot_size = size + observation.nbytes
-        return Spaces(observation.shape, observation.dtype, snapshot_size, action_space(self.env), pixels=pixels)
+        return Spaces(
+            observation.shape, observation.dtype, snapshot_size, action_space(self.env, self.config.id), pixels=pixels
+        )
 
     def reset(self, seed: int) -> None:
         """Begins a new episode.
@@ -83,6 +91,7 @@ class Instance:
         self._begin(seed)
 
     def _begin(self, seed: int) -> None:
+        self._drawn = None
         try:
             self._observation, _ = self.env.reset(seed=seed)
         except FAILURES as error:
@@ -106,6 +115,7 @@ class Instance:
         return reward, self._success(info, reward, terminated, truncated), terminated, truncated
 
     def _advance(self, native: Any) -> tuple[float, bool, bool, dict[str, Any]]:
+        self._drawn = None
         try:
             self._observation, reward, terminated, truncated, info = self.env.step(native)
             return _scalar(reward), bool(terminated), bool(truncated), info
@@ -113,9 +123,20 @@ class Instance:
             raise RuntimeError(f"env.id {self.config.id!r}: its step failed: {reason(error)}") from error
 
     def look(self) -> tuple[NDArray, NDArray]:
-        """Returns the present observation and snapshot ``[S]``."""
+        """Returns the present observation and snapshot ``[S]``; the same state is not drawn twice."""
         observation = self._observe()
-        return observation, np.concatenate((self._frame().reshape(-1), observation.reshape(-1).view(np.uint8)))
+        if self._drawn is None:
+            self._drawn = self._frame().reshape(-1)
+        return observation, np.concatenate((self._drawn, observation.reshape(-1).view(np.uint8)))
+
+    def time_frame(self) -> float:
+        """Returns the seconds that a frame of the present state takes: the median of a few."""
+        seconds: list[float] = []
+        while len(seconds) < _TIMED_FRAMES and sum(seconds) < _TIMING_S:
+            started = time.perf_counter()
+            self._frame()
+            seconds.append(time.perf_counter() - started)
+        return statistics.median(seconds)
 
     def close(self) -> None:
         """Closes the environment."""
@@ -191,18 +212,28 @@ def _wrap(env: gymnasium.Env, wrapper: str | dict[str, Any]) -> gymnasium.Env:
     return wrapped
 
 
-def action_space(env: gymnasium.Env) -> int | tuple[NDArray[np.float32], NDArray[np.float32]]:
+def action_space(env: gymnasium.Env, env_id: str) -> int | tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Returns the number of discrete actions, or the bounds of a continuous one.
 
     Raises:
-        ValueError: the actions are neither.
+        ValueError: the actions are neither, or the bounds, or the distance between two, are not finite.
     """
     space = env.action_space
     if isinstance(space, spaces.Discrete):
         return int(space.n)
-    if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.shape[0] and space.dtype.kind == "f":
-        return space.low.astype(np.float32), space.high.astype(np.float32)
-    raise ValueError(f"actions must be Discrete or a one-dimensional Box of at least one float, got {space}")
+    if not (isinstance(space, spaces.Box) and len(space.shape) == 1 and space.shape[0] and space.dtype.kind == "f"):
+        raise ValueError(
+            f"env.id {env_id!r}: actions must be Discrete or a one-dimensional Box of at least one float, got {space}"
+        )
+    low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if not np.isfinite(high - low).all():
+            raise ValueError(
+                f"env.id {env_id!r}: its actions have no finite bounds, got {space}: name some in env.wrappers, such "
+                "as {class_path: vlmrb.envs.wrappers.BoundAction, init_args: {low: -1.0, high: 1.0}}, outside of any "
+                "gymnasium.wrappers.ClipAction, which declares infinite ones"
+            )
+    return low, high
 
 
 def shrink(frames: NDArray[np.uint8], frame_size: int) -> NDArray[np.uint8]:

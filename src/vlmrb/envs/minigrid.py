@@ -5,7 +5,6 @@ The observation is the whole symbolic grid (method.md section 5: full observabil
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, cast
 
 import gymnasium
@@ -38,7 +37,7 @@ class MiniGridInstance(Instance):
 
     def _spaces(self) -> Spaces:
         self.layout = GridLayout(self.grid_world.width, self.grid_world.height)
-        return Spaces((*self.layout, 3), np.uint8, self.layout.size, action_space(self.env))
+        return Spaces((*self.layout, 3), np.uint8, self.layout.size, action_space(self.env, self.config.id))
 
     def reset(self, seed: int) -> None:
         """Begins a new episode."""
@@ -65,8 +64,7 @@ def make_env(config: EnvConfig, num_envs: int, seed: int) -> SimulatorEnv:
     """Makes a batch of MiniGrid instances."""
     from vlmrb.envs.batch import SimulatorEnv
 
-    make = functools.partial(MiniGridInstance, config)
-    return SimulatorEnv(GymnasiumSimulator(make, num_envs, min(config.workers, num_envs), seed), config.actions)
+    return SimulatorEnv(GymnasiumSimulator(MiniGridInstance, config, num_envs, seed), config.actions)
 
 
 def make_renderer(config: EnvConfig) -> Renderer:

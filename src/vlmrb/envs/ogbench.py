@@ -44,7 +44,9 @@ class OGBenchInstance(Instance):
 
     def _spaces(self) -> Spaces:
         layout = self.world.layout
-        return Spaces((layout.num_observation,), np.float32, layout.size, action_space(self.env), np.float64)
+        return Spaces(
+            (layout.num_observation,), np.float32, layout.size, action_space(self.env, self.config.id), np.float64
+        )
 
     def look(self) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
         """Returns the present observation ``float32[O]`` and snapshot ``float64[S]``."""
@@ -126,8 +128,7 @@ def make_env(config: EnvConfig, num_envs: int, seed: int) -> SimulatorEnv:
     """Makes a batch of OGBench instances."""
     from vlmrb.envs.batch import SimulatorEnv
 
-    make = functools.partial(OGBenchInstance, config)
-    return SimulatorEnv(OGBenchSimulator(make, num_envs, min(config.workers, num_envs), seed))
+    return SimulatorEnv(OGBenchSimulator(OGBenchInstance, config, num_envs, seed))
 
 
 def make_renderer(config: EnvConfig) -> Renderer:

@@ -23,7 +23,8 @@ class Family(Protocol):
     """What a family file offers.
 
     It may also name in ``TAKES`` those of the settings ``kwargs``, ``wrappers``, ``state`` and ``render_quality`` that
-    it heeds; families that do not are given none but the defaults.
+    it heeds; families that do not are given none but the defaults. One whose snapshots are frames may also offer
+    ``make_env_without_frames``, with the arguments of ``make_env``, for whoever draws none of them.
     """
 
     def claims(self, env_id: str) -> bool:
@@ -101,13 +102,15 @@ def _suggestion(name: str) -> str:
     return f"; did you mean {' or '.join(dict.fromkeys(close))}?" if close else ""
 
 
-def make_env(config: EnvConfig, num_envs: int | None = None, seed: int = 0) -> EnvBase:
+def make_env(config: EnvConfig, num_envs: int | None = None, seed: int = 0, *, frames: bool = True) -> EnvBase:
     """Makes the environments as one TorchRL ``EnvBase`` of batch size ``[num_envs]``.
 
     Args:
         config: which environment.
         num_envs: instances; ``None`` takes ``config.num_envs`` (evaluation asks for its own number).
         seed: of the level generator; two environments with equal settings and seed go through equal levels.
+        frames: whether snapshots will be drawn; without, a family that keeps frames draws none while stepping, and its
+            snapshots are of no use.
 
     Raises:
         ValueError: ``num_envs`` is below 1.
@@ -115,7 +118,9 @@ def make_env(config: EnvConfig, num_envs: int | None = None, seed: int = 0) -> E
     count = config.num_envs if num_envs is None else num_envs
     if count < 1:
         raise ValueError(f"num_envs must be at least 1, got {count}")
-    return find_family(config.id).make_env(config, count, seed)
+    family = find_family(config.id)
+    make = family.make_env if frames else getattr(family, "make_env_without_frames", family.make_env)
+    return make(config, count, seed)
 
 
 def make_renderer(config: EnvConfig) -> Renderer:

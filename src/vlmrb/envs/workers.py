@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import socket
+import struct
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
@@ -19,7 +24,7 @@ if TYPE_CHECKING:
     from vlmrb.envs.instance import Instance
 
 _CLOSE_TIMEOUT_S = 5.0
-_DIED = "an environment worker died; run with env.workers: 0 to see why"
+_START_S = 60.0  # until a worker's first answer, at least: it imports, and makes its instances
 
 
 class Group(Protocol):
@@ -39,8 +44,12 @@ class Group(Protocol):
         """Waits for what ``call`` started and returns its value.
 
         Raises:
-            RuntimeError: an instance failed in a worker process.
+            RuntimeError: an instance failed in a worker process, or that process died or hangs.
         """
+        ...
+
+    def begin_close(self) -> None:
+        """Lets the instances end without waiting for it, so that several groups end side by side."""
         ...
 
     def close(self) -> None:
@@ -79,6 +88,10 @@ class LocalGroup:
         for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
             self._instances[row].reset(seed)
 
+    def first(self, method: str) -> Any:
+        """Runs a method of a family's own on the first instance."""
+        return getattr(self._instances[0], method)()
+
     def step(self, action: NDArray) -> Step:
         """Moves every instance on."""
         pairs = zip(self._instances, action, strict=True)
@@ -96,6 +109,9 @@ class LocalGroup:
         pairs = zip(self._instances, arguments, strict=True)
         return [getattr(instance, method)(*given) for instance, given in pairs]
 
+    def begin_close(self) -> None:
+        """Does nothing: instances of this process end one after the other."""
+
     def close(self) -> None:
         """Closes the instances; a second call does nothing."""
         for instance in self._instances:
@@ -106,52 +122,100 @@ class LocalGroup:
 class RemoteGroup:
     """Instances of a worker process. It is spawned, not forked: forks of a process with threads may hang.
 
+    The process ends with this object, and before Python waits for its children at exit: a stopped one would never end
+    by itself.
+
     Args:
         make: picklable; makes one instance.
         num_envs: how many.
+        name: of the worker, for messages: environment and number.
+        timeout_s: seconds to wait for an answer; ``None`` waits for ever. The first one has at least a minute.
     """
 
-    def __init__(self, make: Callable[[], Instance], num_envs: int) -> None:
+    def __init__(self, make: Callable[[], Instance], num_envs: int, name: str, timeout_s: float | None = None) -> None:
         self.num_envs = num_envs
+        self._name, self._timeout_s = name, timeout_s
+        self._patience_s = None if timeout_s is None else max(timeout_s, _START_S)
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
+        _set_timeout(self._pipe, self._patience_s)
         self._process = context.Process(target=_serve, args=(theirs, make, num_envs), daemon=True)
         self._process.start()
         theirs.close()
+        self._end = Finalize(self, _end, (self._pipe, self._process), exitpriority=0)
 
     def call(self, method: str, *args: Any) -> Self:
         """Sends a method's name and arguments to the worker.
 
         Raises:
-            RuntimeError: the worker died.
+            RuntimeError: the worker died, or hangs and was ended.
         """
         try:
             self._pipe.send((method, args))
+        except BlockingIOError as error:
+            raise self._hangs() from error
         except ConnectionError as error:
-            raise RuntimeError(_DIED) from error
+            raise self._died() from error
         return self
 
     def result(self) -> Any:
         """Waits for the worker's answer.
 
         Raises:
-            RuntimeError: an instance failed, its cause holds the worker's traceback; or the worker died.
+            RuntimeError: an instance failed, its cause holds the worker's traceback; or the worker died, or hangs and
+                was ended.
         """
         try:
             value, failure = self._pipe.recv()
+        except BlockingIOError as error:
+            raise self._hangs() from error
         except (EOFError, ConnectionError) as error:
-            raise RuntimeError(_DIED) from error
+            raise self._died() from error
+        if self._patience_s != self._timeout_s:
+            self._patience_s = self._timeout_s
+            _set_timeout(self._pipe, self._patience_s)
         if failure is not None:
             raise RuntimeError(f"{failure.reason} (in an environment worker)") from failure
         return value
 
-    def close(self) -> None:
-        """Ends the worker; a second call does nothing."""
+    def begin_close(self) -> None:
+        """Tells the worker to end."""
         self._pipe.close()
-        self._process.join(_CLOSE_TIMEOUT_S)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+
+    def close(self) -> None:
+        """Ends the worker, by force if it does not answer; a second call does nothing."""
+        self._end()
+
+    def _died(self) -> RuntimeError:
+        return RuntimeError(f"{self._name} died; run with env.workers: 0 to see why")
+
+    def _hangs(self) -> RuntimeError:
+        self._process.kill()
+        return RuntimeError(
+            f"{self._name} (process {self._process.pid}) gave no answer within {self._patience_s:g} s and was killed: "
+            f"it hangs, or env.worker_timeout_s = {self._timeout_s:g} is too short (null waits for ever)"
+        )
+
+
+def _set_timeout(pipe: Connection, timeout_s: float | None) -> None:
+    """Lets reads and writes of a duplex pipe, which is a socket, fail after so many seconds without a byte.
+
+    Waiting for the pipe to become ready would not do: a process may stop in the middle of a long message.
+    """
+    microseconds = 0 if timeout_s is None else max(1, round(1e6 * timeout_s))  # 0: never
+    interval = struct.pack("ll", *divmod(microseconds, 1_000_000))
+    with socket.socket(fileno=os.dup(pipe.fileno())) as end:
+        end.setblocking(True)  # whatever socket.setdefaulttimeout says
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            end.setsockopt(socket.SOL_SOCKET, option, interval)
+
+
+def _end(pipe: Connection, process: BaseProcess) -> None:
+    pipe.close()
+    process.join(_CLOSE_TIMEOUT_S)
+    if process.is_alive():
+        process.kill()
+        process.join(_CLOSE_TIMEOUT_S)
 
 
 class WorkerFailure(Exception):
