@@ -62,6 +62,7 @@ def require_sound(args: Sequence[str]) -> None:
     config = parser.parse_args(judged)
     found = parser.instantiate_classes(config)
     require_fitting(found.training, found.replay, found.env.num_envs)
+    found.replay.require_for(found.env.id)
 
 
 def _sections(file: str) -> dict[str, Any]:

@@ -209,6 +209,7 @@ class OffPolicyModule(LightningModule, ABC):
             return
         require_one_device(self.trainer.world_size)
         self.renderer = make_renderer(self.env)
+        self.replay.require_for(self.env.id)
         self.buffer = build_buffer(
             self.replay,
             gamma=self.training_config.gamma,

@@ -11,8 +11,9 @@ from typing import Literal
 from vlmrb.ranges import AT_LEAST_ONE, POSITIVE, SHARE, require
 from vlmrb.replay.rank import RankTerm
 from vlmrb.replay.relo import ReLoTerm
+from vlmrb.replay.rules.term import RuleTerm
 from vlmrb.replay.schedule import LinearSchedule
-from vlmrb.replay.schemes import RankConfig, ReLoConfig
+from vlmrb.replay.schemes import RankConfig, ReLoConfig, RulesConfig
 from vlmrb.replay.terms import AgeTerm, PriorityTerm, TDTerm, VLMTerm
 
 
@@ -92,6 +93,7 @@ class ReplayConfig:
         age: freshness as a factor of the priority, or null.
         rank: the rank of |δ| as a factor of the priority (rank-based PER), or null.
         relo: the reducible loss as a factor of the priority, or null.
+        rules: how true rules are of a row as a factor of the priority, or null.
         stratified: draw one row from each of as many equal parts of the priorities' sum as there are prioritised draws.
             A batch then follows the priorities more closely than by chance.
         importance_weights: correction of the loss, or null (the paper corrects nothing).
@@ -113,6 +115,7 @@ class ReplayConfig:
     age: AgeConfig | None = None
     rank: RankConfig | None = None
     relo: ReLoConfig | None = None
+    rules: RulesConfig | None = None
     stratified: bool = False
     importance_weights: ImportanceConfig | None = None
     max_draws_per_positive: float | None = None
@@ -138,13 +141,15 @@ class ReplayConfig:
             raise ValueError(f"replay: {error}") from error
         if not terms and self.lam_max > 0:
             raise ValueError(
-                f"replay.lam_max={self.lam_max} has no effect without a priority: set td, vlm, age, rank or relo, or "
-                "lam_max to 0"
+                f"replay.lam_max={self.lam_max} has no effect without a priority: set td, vlm, age, rank, relo or rules, "
+                "or lam_max to 0"
             )
         if self.td is not None and self.rank is not None:
             raise ValueError("replay.td and replay.rank are two priorities by |δ|: set one of them to null")
         if self.stratified and self.lam_max == 0:
             raise ValueError("replay.stratified=true has no effect at lam_max=0: it is about prioritised draws")
+        if self.rules is not None and self.lam_max == 0:
+            raise ValueError("replay.rules has no effect at lam_max=0: it is about prioritised draws")
         if self.vlm is not None and self.clip_length is None:
             raise ValueError("replay.vlm needs clips to score: set replay.clip_length")
         if self.importance_weights is not None:
@@ -178,7 +183,18 @@ class ReplayConfig:
             terms.append(RankTerm(self.rank.exponent, self.rank.refresh_fraction * self.capacity))
         if self.relo is not None:
             terms.append(ReLoTerm(self.relo.map, self.relo.exponent, self.relo.eps))
+        if self.rules is not None:
+            terms.append(RuleTerm(self.rules.file, self.rules.eta))
         return terms
+
+    def require_for(self, env_id: str) -> None:
+        """Refuses files that the scheme reads if they cannot be read or are for other environments.
+
+        Raises:
+            ValueError: says what is wrong.
+        """
+        if self.rules is not None:
+            self.rules.require_for(env_id)
 
     def lam_schedule(self, total_env_steps: int, learning_starts: int) -> LinearSchedule:
         """Returns λ over env steps: 0 until ``learning_starts``, then up to ``lam_max`` over the warm-up."""

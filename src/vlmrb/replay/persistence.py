@@ -91,7 +91,8 @@ def restore_rows(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> None:
     if len(index):
         columns = {name: tensor.numpy() for name, tensor in state["columns"].items()}
         names = ("episode_id", "episode_success") + (("clip_id", "position") if buffer.clips is not None else ())
-        buffer._priorities.fill(index, {name: columns[name] for name in names} | {"env_step": 0})
+        known = {name: columns[name] for name in names} | {"env_step": 0}
+        buffer._priorities.fill(index, buffer._priorities.values_of(TensorDict(state["rows"], [len(index)])) | known)
         buffer._priorities.compose(index, source="an earlier run's rows")
 
 

@@ -50,3 +50,36 @@ class ReLoConfig:
         require(NOT_NEGATIVE, "replay.relo", exponent=self.exponent, eps=self.eps)
         if self.eps == 0 and self.map == "relu":
             require(POSITIVE, "replay.relo", eps=self.eps)
+
+
+@dataclass(frozen=True)
+class RulesConfig:
+    """Rules over predicates of transitions (docs/replay/rules.md); see `vlmrb.replay.rules.term.RuleTerm`.
+
+    Attributes:
+        file: JSON file of the rules.
+        eta: η > 0. Higher → rows that follow the rules dominate: one of which all rules are true is drawn e^η times as
+            often as one of which none is.
+    """
+
+    file: str
+    eta: float = 5.0
+
+    def __post_init__(self) -> None:
+        """Refuses settings outside their ranges."""
+        require(POSITIVE, "replay.rules", eta=self.eta)
+
+    def require_for(self, env_id: str) -> None:
+        """Refuses a file that cannot be read, or that holds rules for other environments.
+
+        Raises:
+            ValueError: says what is wrong.
+        """
+        from vlmrb.replay.rules.schema import read_rules
+
+        rules = read_rules(self.file)
+        if not rules.predicates.claims(env_id):
+            raise ValueError(
+                f"replay.rules.file={self.file} is made of predicates of {rules.family}, which env.id={env_id} is none "
+                "of: name rules for it (docs/replay/rules.md)"
+            )
