@@ -141,8 +141,8 @@ class ReplayConfig:
             raise ValueError(f"replay: {error}") from error
         if not terms and self.lam_max > 0:
             raise ValueError(
-                f"replay.lam_max={self.lam_max} has no effect without a priority: set td, vlm, age, rank, relo or rules, "
-                "or lam_max to 0"
+                f"replay.lam_max={self.lam_max} has no effect without a priority: set td, vlm, age, rank, relo or "
+                "rules, or lam_max to 0"
             )
         if self.td is not None and self.rank is not None:
             raise ValueError("replay.td and replay.rank are two priorities by |δ|: set one of them to null")
