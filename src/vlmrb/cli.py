@@ -25,6 +25,7 @@ usage: vlmrb VERB [options]
   corpus     collect labelled clips of an environment, or of your own videos
   calibrate  judge scorers and prompts on a corpus before a run is paid for; chooses the threshold
   score      draw a scorer's answers along a video or an episode
+  rules      rules as a priority: list predicates, propose rules by a language model, fit confidences
   doctor     check this machine: versions, GPU, rendering, disk; says what to install. With -c RUN.yaml: rehearse that
              run for a few seconds: does it fit, does the scorer keep up?
 
@@ -101,6 +102,17 @@ def _score(args: list[str]) -> int:
     return _call(score, args)
 
 
+def _rules(args: list[str]) -> int:
+    from jsonargparse import auto_cli
+
+    from vlmrb.replay.rules.verbs import fit, predicates, propose
+
+    verbs = {"predicates": predicates, "propose": propose, "fit": fit}
+    if args and args[0] in verbs:
+        args = [args[0], *_lists(verbs[args[0]], args[1:])]
+    return auto_cli(verbs, args=args, as_positional=False, prog="vlmrb rules", exit_on_error=False) or 0
+
+
 def _doctor(args: list[str]) -> int:
     if any(arg == "-c" or arg.startswith("--config") for arg in args):
         if not _asks_only(args):
@@ -125,6 +137,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "corpus": _corpus,
     "calibrate": _calibrate,
     "score": _score,
+    "rules": _rules,
     "doctor": _doctor,
 }
 
