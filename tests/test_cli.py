@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import vlmrb.fit
-from vlmrb.cli import VERBS, _lists, main
+from vlmrb.cli import VERBS, _lists, _take_section, main
 from vlmrb.doctor import Check
 from vlmrb.locks import lock_folder
 
@@ -188,6 +188,19 @@ def test_lists_are_written_as_in_a_shell(typed: str, understood: list[str]) -> N
         """Takes lists."""
 
     assert _lists(verb, typed.split()) == understood
+
+
+@pytest.mark.parametrize(
+    ("typed", "flags", "others"),
+    [
+        ("--env.a 1 --b 2", ["--env.a=1"], ["--b", "2"]),
+        ("--b 2 --env.a=1 --env.c -3", ["--env.a=1", "--env.c=-3"], ["--b", "2"]),
+        ("--env.a --b 2 --env.c", ["--env.a", "--env.c"], ["--b", "2"]),
+        ("--env x --environment y", ["--env=x"], ["--environment", "y"]),
+    ],
+)
+def test_flags_of_a_section_are_parted_from_the_others(typed: str, flags: list[str], others: list[str]) -> None:
+    assert _take_section(typed.split(), "env") == (flags, others)
 
 
 def test_verb_without_options_is_called(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

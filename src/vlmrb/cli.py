@@ -87,7 +87,8 @@ def _record(args: list[str]) -> int:
 def _corpus(args: list[str]) -> int:
     from vlmrb.calibration.verbs import corpus
 
-    return _call(corpus, args)
+    flags, rest = _take_section(args, "env")
+    return _call(corpus, rest, env=flags)
 
 
 def _calibrate(args: list[str]) -> int:
@@ -142,12 +143,31 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
 }
 
 
-def _call(function: Callable[..., int | None], args: list[str]) -> int:
-    """Parses ``args`` by the function's signature and docstring, and calls it."""
+def _call(function: Callable[..., int | None], args: list[str], **defaults: Any) -> int:
+    """Parses ``args`` by the function's signature and docstring, and calls it; ``defaults`` go over its own."""
     from jsonargparse import auto_cli
 
-    prog = f"vlmrb {function.__name__}"
-    return auto_cli(function, args=_lists(function, args), as_positional=False, prog=prog, exit_on_error=False) or 0
+    settings: dict[str, Any] = {"as_positional": False, "prog": f"vlmrb {function.__name__}", "exit_on_error": False}
+    return auto_cli(function, args=_lists(function, args), set_defaults=defaults or None, **settings) or 0
+
+
+def _take_section(args: Sequence[str], section: str) -> tuple[list[str], list[str]]:
+    """Parts the flags of a section, each written as one word ``--SECTION.NAME=VALUE``, from the other arguments."""
+    flags: list[str] = []
+    others: list[str] = []
+    waiting = False  # the last flag's value is still to come
+    for arg in args:
+        name, equals, _ = arg.partition("=")
+        if name == f"--{section}" or name.startswith(f"--{section}."):
+            flags.append(arg)
+            waiting = not equals
+        elif waiting and not arg.startswith("--"):
+            flags[-1] += f"={arg}"
+            waiting = False
+        else:
+            others.append(arg)
+            waiting = False
+    return flags, others
 
 
 def _lists(function: Callable[..., Any], args: Sequence[str]) -> list[str]:

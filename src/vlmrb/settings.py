@@ -34,19 +34,25 @@ def refuse_moved(names: Collection[str], where: str) -> None:
         raise ValueError(f"{where} is of an earlier version: {', '.join(moved)}")
 
 
-def load_env(files: Sequence[str | Path]) -> EnvConfig:
-    """Returns the ``env`` section of configuration files, later ones over earlier ones.
+def load_env(files: Sequence[str | Path], flags: Sequence[str] = (), base: EnvConfig | None = None) -> EnvConfig:
+    """Returns the ``env`` section of configuration files, later ones over earlier ones, flags over all of them.
+
+    Args:
+        files: the configurations.
+        flags: ``--env.NAME=VALUE``, as for `vlmrb fit`.
+        base: what counts where neither files nor flags say otherwise; ``None`` is `EnvConfig`'s defaults.
 
     Raises:
-        ValueError: a file is no YAML, or no file has such a section.
+        ArgumentError: a flag names no setting, or its value has a wrong type.
+        ValueError: a file is no YAML, there are neither flags nor a file with such a section, or a setting cannot work.
     """
     from jsonargparse import ArgumentParser
 
     from vlmrb.envs.config import EnvConfig
 
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--env", type=EnvConfig, default=EnvConfig())
-    return _build(parser, "env", files)
+    parser.add_argument("--env", type=EnvConfig, default=base or EnvConfig())
+    return _build(parser, "env", files, flags)
 
 
 def load_scoring(files: Sequence[str | Path]) -> ScoringSection:
@@ -69,8 +75,8 @@ def load_scoring(files: Sequence[str | Path]) -> ScoringSection:
     return scoring
 
 
-def _build(parser: Any, section: str, files: Sequence[str | Path]) -> Any:
-    found = False
+def _build(parser: Any, section: str, files: Sequence[str | Path], flags: Sequence[str] = ()) -> Any:
+    found = bool(flags)
     config = parser.get_defaults()
     for file in files:
         content = read_yaml(file)
@@ -81,6 +87,8 @@ def _build(parser: Any, section: str, files: Sequence[str | Path]) -> Any:
             config = parser.parse_object({section: content[section]}, cfg_base=config)
     if not found:
         raise ValueError(f"{_names(files)}: no section {section!r}; is this a configuration for something else?")
+    if flags:
+        config = parser.parse_args(list(flags), namespace=config)
     return parser.instantiate_classes(config)[section]
 
 

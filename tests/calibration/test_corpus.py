@@ -250,6 +250,27 @@ def test_folder_of_other_settings_is_refused_and_left_alone(tmp_path: Path) -> N
     assert folder_content(tmp_path / "corpus") == before
 
 
+def test_settings_of_the_environment_are_taken_as_fit_takes_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "env.yaml").write_text("env: {id: MiniGrid-DoorKey-5x5-v0, num_envs: 4, max_steps: 70}\n")
+    command = ["corpus", "--env.max_steps", "40", "-c", str(tmp_path / "env.yaml"), "--env.num_envs=8"]
+    command += ["--clips", "16", "--clip_length", "8", "--out", str(tmp_path / "corpus")]
+    assert main(command) == 0
+    corpus = load_corpus(tmp_path / "corpus")
+    env = corpus.manifest["renderer"]["env"]
+    assert (env["id"], env["num_envs"], env["max_steps"]) == ("MiniGrid-DoorKey-5x5-v0", 8, 40)
+    capsys.readouterr()
+    assert main([*command, "--env.max_steps", "50"]) == 1
+    assert "other settings (env.max_steps: 40 there, 50 asked for)" in capsys.readouterr().err
+
+
+def test_an_environment_needs_no_configuration(tmp_path: Path) -> None:
+    flags = ["--env.id", "MiniGrid-DoorKey-5x5-v0", "--env.num_envs", "4"]
+    assert main(["corpus", *flags, "--clips", "16", "--clip_length", "8", "--out", str(tmp_path / "corpus")]) == 0
+    assert load_corpus(tmp_path / "corpus").manifest["renderer"]["env"]["id"] == "MiniGrid-DoorKey-5x5-v0"
+
+
 def test_folder_with_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(ValueError, match="holds something else"):
@@ -357,6 +378,12 @@ def test_damaged_or_foreign_corpora_are_refused_in_one_line(tmp_path: Path) -> N
         ("-c {empty} --out {out} --policy scripted", "nobody has written a player for MiniGrid-Empty-5x5-v0"),
         ("-c none.yaml --out {out}", "none.yaml cannot be read"),
         ("-c {env} --videos . --labels x.csv --out {out}", "leave out -c"),
+        ("--env.max_steps 9 --videos . --labels x.csv --out {out}", "leave out -c, --ckpt and --env"),
+        ("-c {env} --out {out} --env.max_steps 0", "env.max_steps must be at least 1, got 0"),
+        ("-c {env} --out {out} --env.max_steps soon", "env.max_steps: Expected a <class 'int'>"),
+        ("-c {env} --out {out} --env.max_steps", "--env.max_steps: expected one argument"),
+        ("-c {env} --out {out} --env.bogus 1", "unrecognized arguments: --env.bogus=1"),
+        ("-c {env} --out {out} --env.id MiniGrid-DorKey-6x6-v0", "did you mean MiniGrid-DoorKey-6x6-v0"),
         ("--videos . --out {out}", "--videos and --labels go together"),
     ],
 )

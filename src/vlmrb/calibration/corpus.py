@@ -280,12 +280,13 @@ def _require_same(folder: Path, found: Mapping[str, Any], asked: Mapping[str, An
         old, new = found[what], json.loads(json.dumps(asked[what]))
         if old == new:
             continue
-        if isinstance(old, dict):
-            what = next(key for key in {**old, **new} if old.get(key) != new.get(key))
-            old, new = old.get(what), new.get(what)
+        names = [] if isinstance(old, dict) else [what]
+        while isinstance(old, dict) and isinstance(new, dict):  # down to the setting that differs
+            names.append(next(key for key in {**old, **new} if old.get(key) != new.get(key)))
+            old, new = old.get(names[-1]), new.get(names[-1])
         raise ValueError(
-            f"--out {folder} holds a corpus of other settings ({what}: {old} there, {new} asked for): name another "
-            "folder"
+            f"--out {folder} holds a corpus of other settings ({'.'.join(names)}: {old} there, {new} asked for): name "
+            "another folder"
         )
 
 

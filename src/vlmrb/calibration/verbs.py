@@ -33,6 +33,7 @@ def corpus(
     videos: str | None = None,
     labels: str | None = None,
     frame_size: int = 224,
+    env: Sequence[str] = (),
 ) -> int:
     """Collects labelled clips for `vlmrb calibrate`, from an environment or from your own videos.
 
@@ -54,6 +55,7 @@ def corpus(
         videos: folder of your own mp4s or GIFs, instead of an environment.
         labels: CSV file for them with the columns file,label and, if wanted, start,end in seconds.
         frame_size: longest side of the frames kept of videos, in pixels.
+        env: settings of the environment, over those of -c or --ckpt, written as for `vlmrb fit`: --env.max_steps 100.
     """
     from vlmrb.calibration.collect import CollectSettings, collect
     from vlmrb.calibration.labelled_videos import collect_videos
@@ -64,8 +66,8 @@ def corpus(
     if videos is not None or labels is not None:
         if videos is None or labels is None:
             raise ValueError("--videos and --labels go together: a folder, and a CSV file with the columns file,label")
-        if configs or ckpt:
-            raise ValueError("--videos come without an environment: leave out -c and --ckpt")
+        if configs or ckpt or env:
+            raise ValueError("--videos come without an environment: leave out -c, --ckpt and --env")
         made = collect_videos(
             folder,
             Path(videos),
@@ -75,7 +77,7 @@ def corpus(
             command=command,
         )
     else:
-        config, usual = _environment(configs, ckpt)
+        config, usual = _environment(configs, ckpt, env)
         length = usual if clip_length is None else clip_length
         settings = CollectSettings(clips, length, seed, successes, milestones, stratify, max_env_steps)
         facts = {"policy": policy} | ({"ckpt": ckpt, "epsilon": epsilon} if policy == "checkpoint" else {})
@@ -254,18 +256,20 @@ def _critics(ckpt: Sequence[str], module: OffPolicyModule, run: str) -> dict[str
     raise ValueError("--ckpt names checkpoints that are the same: " + ", ".join(ckpt))
 
 
-def _environment(configs: Sequence[str], ckpt: str | None) -> tuple[EnvConfig, int]:
-    """Returns environment and clip length of the configurations, or else of the checkpoint."""
+def _environment(configs: Sequence[str], ckpt: str | None, flags: Sequence[str]) -> tuple[EnvConfig, int]:
+    """Returns environment and clip length of the configurations, or else of the checkpoint; flags go over both."""
     from vlmrb.settings import load_env
 
-    if configs:
-        return load_env(configs), _clip_length(configs)
+    if configs or (flags and ckpt is None):
+        return load_env(configs, flags), _clip_length(configs)
     if ckpt is None:
-        raise ValueError("no environment named: pass -c with a configuration that has an env section, or --videos")
+        raise ValueError(
+            "no environment named: pass -c with a configuration that has an env section, --env.id, or --videos"
+        )
     from vlmrb.algorithms.base import OffPolicyModule
 
     module = OffPolicyModule.from_checkpoint(ckpt)
-    return module.env, module.replay.clip_length or 32
+    return load_env((), flags, module.env) if flags else module.env, module.replay.clip_length or 32
 
 
 def _clip_length(configs: Sequence[str]) -> int:
