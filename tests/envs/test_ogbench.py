@@ -19,7 +19,7 @@ import yaml
 from torchrl.envs.utils import check_env_specs
 
 from vlmrb import algorithms
-from vlmrb.envs import EnvConfig, make_env, make_renderer
+from vlmrb.envs import EnvConfig, make_env, make_goals, make_renderer
 from vlmrb.envs.batch import SimulatorEnv
 from vlmrb.envs.ogbench_worlds import World, open_env
 from vlmrb.settings import load_env
@@ -282,3 +282,37 @@ def test_the_shipped_configurations_hold(task: int, algorithm: str, size: str) -
         assert made.actor_learning_rate == {"sac": 1e-3, "td3": 3e-4}[algorithm]
         assert made.training_config.total_env_steps == 1_000_000
         assert settings["replay"]["clip_length"] == 32
+
+
+GOALS = ["pointmaze-medium-navigate-v0", "antmaze-medium-v0", "humanoidmaze-medium-navigate-v0"]
+
+
+@pytest.mark.parametrize("env_id", GOALS)
+def test_mazes_with_goals_show_them_and_judge_by_them(env_id: str) -> None:
+    world, goals = World(open_env(env_id)), make_goals(EnvConfig(id=env_id))
+    theirs = ogbench.make_env_and_datasets(env_id.replace("medium-v0", "medium-navigate-v0"), env_only=True)
+    assert world.env.observation_space.shape[0] == theirs.observation_space.shape[0] + 2
+    wanted, ends = set(), []
+    for seed in range(4):
+        before, _ = world.env.reset(seed=seed)
+        np.testing.assert_array_equal(before[-2:], world.base.cur_goal_xy)
+        np.testing.assert_array_equal(before[:2], world.base.get_xy())
+        wanted.add(tuple(before[-2:]))
+        for distance in (3.0, 1.3, 0.7, 0.3):
+            world.base.set_xy(before[-2:] - np.array([distance, 0.0]))
+            observation, reward, terminated, _, _ = world.env.step(np.zeros(world.env.action_space.shape, np.float32))
+            judged = goals.judge(observation[None].astype(np.float32))
+            assert (judged[0].item(), judged[1].item()) == (reward, terminated)
+            ends.append(terminated)
+            other = goals.place(observation[None], np.array([[1.0, 2.0]]))
+            np.testing.assert_array_equal(other[0], [*observation[:-2], 1.0, 2.0])
+            np.testing.assert_array_equal(goals.achieved(other)[0], world.base.get_xy())
+    assert len(wanted) == 4
+    assert 4 <= sum(ends) < len(ends)
+
+
+@pytest.mark.parametrize("env_id", [SCENE, POINT, "antmaze-teleport-navigate-v0", "antsoccer-arena-v0"])
+def test_goals_that_cannot_be_exchanged_are_refused(env_id: str) -> None:
+    with pytest.raises(ValueError, match=rf"replay\.her .*{env_id}' is none of them") as error:
+        make_goals(EnvConfig(id=env_id))
+    assert "\n" not in str(error.value)

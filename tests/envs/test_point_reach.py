@@ -8,7 +8,7 @@ import torch
 from torchrl.envs.utils import check_env_specs
 
 from vlmrb.calibration.policies import make_player
-from vlmrb.envs import EnvConfig, make_env, make_renderer
+from vlmrb.envs import EnvConfig, make_env, make_goals, make_renderer
 from vlmrb.envs.point_reach import GOAL, POINT, PointReachSimulator, distance
 from vlmrb.scoring.clips import ClipBatch
 from vlmrb.scoring.milestones import MilestonesScorer
@@ -127,3 +127,25 @@ def test_milestones_are_half_of_the_way_and_the_goal() -> None:
     scorer = MilestonesScorer()
     nothing, step, goal = scorer.grades.nothing, scorer.grades.step, scorer.grades.goal
     np.testing.assert_allclose(scorer.score(batch), [nothing, step, goal, step, nothing])  # the fourth ends in padding
+
+
+def test_goals_are_judged_as_the_simulator_judges_them() -> None:
+    env, goals = make_env(EnvConfig("PointReach-4-v0", num_envs=32), seed=3), make_goals(EnvConfig("PointReach-4-v0"))
+    torch.manual_seed(0)
+    after = env.rollout(200, break_when_any_done=False)["next"]
+    seen = after["observation"].flatten(0, 1).numpy()
+    reward, terminated = goals.judge(seen)
+    assert 20 < reward.sum() < 2_000
+    np.testing.assert_array_equal(reward, after["reward"].flatten().numpy())
+    np.testing.assert_array_equal(terminated, after["terminated"].flatten().numpy())
+    assert (reward.dtype, terminated.dtype) == (np.float32, np.bool_)
+
+
+def test_a_goal_is_exchanged_and_nothing_else() -> None:
+    goals, renderer = make_goals(CONFIG), make_renderer(CONFIG)
+    seen = renderer.observe(np.array([[1, 2, 8, 9], [5, 5, 0, 0]], np.float32))
+    there = renderer.observe(np.array([[3, 4, 0, 0], [5, 5.9, 0, 0]], np.float32))
+    moved = goals.place(seen, goals.achieved(there))
+    np.testing.assert_array_equal(moved, renderer.observe(np.array([[1, 2, 3, 4], [5, 5, 5, 5.9]], np.float32)))
+    assert goals.judge(moved)[1].tolist() == [False, True]
+    assert goals.judge(goals.place(there, goals.achieved(there)))[0].tolist() == [1.0, 1.0]

@@ -8,6 +8,6 @@ Importing this package loads neither torch nor Gymnasium; making an environment 
 """
 
 from vlmrb.envs.config import EnvConfig
-from vlmrb.envs.registry import make_env, make_renderer, register
+from vlmrb.envs.registry import make_env, make_goals, make_renderer, register
 
-__all__ = ["EnvConfig", "make_env", "make_renderer", "register"]
+__all__ = ["EnvConfig", "make_env", "make_goals", "make_renderer", "register"]

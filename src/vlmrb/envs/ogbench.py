@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import gymnasium
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(
     r"(visual-)?((cube|puzzle|powderworld|pointmaze|antmaze|humanoidmaze|antsoccer)-\w+|scene)(-\w+)*-v\d+"
 )
+_BODY = re.compile(r"(point|ant|humanoid)maze-")
 EXPERT_PATIENCE: Final = 6  # of the scripted player, times 8 to 48 env steps a turn: tasks take it 140 to 450
 TAKES: Final = ("render_quality",)  # a setting that other families do not know
 _INSTALL: Final = "pip install 'ogbench>=1.2.2'"
@@ -92,6 +94,32 @@ class OGBenchSimulator(GymnasiumSimulator):
         self._rng.bit_generator.state = state["rng"]  # as it was before new episodes drew their seeds
 
 
+@dataclass(frozen=True)
+class MazeGoals:
+    """Exchanges the goals of goal-conditioned mazes.
+
+    Observations begin with the agent's x and y and end with its goal's, in metres.
+
+    Attributes:
+        tolerance: how near to the goal the agent must come, in metres.
+    """
+
+    tolerance: float
+
+    def achieved(self, observation: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Returns where the agent is, ``float32[K, O]`` → ``float32[K, 2]``."""
+        return observation[..., :2]
+
+    def place(self, observation: NDArray[np.float32], goal: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Returns observations ``float32[K, O]`` with their goals at ``float32[K, 2]``."""
+        return np.concatenate((observation[..., :-2], goal), axis=-1)
+
+    def judge(self, observation: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Returns reward, 1 at the goal and 0 elsewhere, and termination of the steps that led to ``float32[K, O]``."""
+        reached = np.hypot(*np.moveaxis(observation[..., :2] - observation[..., -2:], -1, 0)) <= self.tolerance
+        return reached.astype(np.float32), reached
+
+
 def claims(env_id: str) -> bool:
     """Says whether the id looks like one of OGBench's."""
     return _NAME.fullmatch(env_id) is not None
@@ -136,6 +164,22 @@ def make_renderer(config: EnvConfig) -> Renderer:
     from vlmrb.envs.ogbench_renderer import OGBenchRenderer
 
     return OGBenchRenderer(_plain(config.id), _layout(_plain(config.id)), config.frame_size, config.render_quality)
+
+
+def make_goals(config: EnvConfig) -> MazeGoals:
+    """Makes what exchanges the goals of goal-conditioned mazes.
+
+    Raises:
+        ValueError: this id's observations hold no goal, or do not tell what was achieved.
+    """
+    env_id = _plain(config.id)
+    body = _BODY.match(env_id)
+    if body is None or "singletask" in env_id or "teleport" in env_id:
+        raise ValueError(
+            "replay.her exchanges goals that observations hold, and of OGBench's only those of pointmaze-, antmaze- "
+            f"and humanoidmaze-ids without singletask and teleport do: env.id {config.id!r} is none of them"
+        )
+    return MazeGoals(1.0 if body[1] == "point" else 0.5)
 
 
 def make_expert(config: EnvConfig) -> Callable[[NDArray[np.float64]], NDArray[np.float32]]:

@@ -53,6 +53,24 @@ def numpy_stream(generator: np.random.RandomState) -> Iterator[None]:
         np.random.set_state(before)
 
 
+class GoalInSight(gymnasium.ObservationWrapper):
+    """Appends x and y of the goal to a maze's observations, which do not tell it upstream.
+
+    Args:
+        env: around a goal-conditioned maze.
+    """
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        self._base: Any = env.unwrapped
+        upstreams: Any = env.observation_space
+        self.observation_space = Box(-np.inf, np.inf, (upstreams.shape[0] + _XY,), upstreams.dtype)
+
+    def observation(self, observation: NDArray) -> NDArray[np.float64]:
+        """Returns ``float64[O + 2]`` of upstream's ``float64[O]``."""
+        return np.concatenate((observation, np.asarray(self._base.cur_goal_xy, np.float64)))
+
+
 class SeededResets(gymnasium.Wrapper):
     """Makes everything random follow from the seed of ``reset``.
 
@@ -96,7 +114,10 @@ def open_env(env_id: str, max_steps: int | None = None) -> SeededResets:
         ModuleNotFoundError: OGBench is not installed.
     """
     template, usual = _template(env_id)
-    return SeededResets(TimeLimit(_copy(template), max_steps or usual))
+    env: gymnasium.Env = TimeLimit(_copy(template), max_steps or usual)
+    if hasattr(template, "cur_goal_xy") and template._reward_task_id is None:
+        env = GoalInSight(env)
+    return SeededResets(env)
 
 
 @lru_cache(maxsize=4)

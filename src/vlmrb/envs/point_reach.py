@@ -120,6 +120,30 @@ def observe(snapshots: NDArray[np.float32], side: int) -> NDArray[np.float32]:
 
 
 @dataclass(frozen=True)
+class PointReachGoals:
+    """Exchanges goals, which are places as the agent sees them, ``float32[K, 2]`` in [-1, 1].
+
+    Attributes:
+        side: edge of the square in longest steps.
+    """
+
+    side: int
+
+    def achieved(self, observation: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Returns where the point is, ``float32[K, 4]`` → ``float32[K, 2]``."""
+        return observation[..., :2]
+
+    def place(self, observation: NDArray[np.float32], goal: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Returns observations ``float32[K, 4]`` with their goals at ``float32[K, 2]``."""
+        return np.concatenate((observation[..., :2], goal), axis=-1)
+
+    def judge(self, observation: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Returns reward and termination of the steps that led to ``float32[K, 4]``."""
+        reached = distance(observation) * np.float32(self.side / 2) <= GOAL_RADIUS
+        return reached.astype(np.float32), reached
+
+
+@dataclass(frozen=True)
 class PointReachLayout:
     """Finds milestones in snapshots: the point comes within half of the shortest way, side / 4, and to the goal.
 
@@ -200,6 +224,11 @@ def make_env(config: EnvConfig, num_envs: int, seed: int) -> SimulatorEnv:
 def make_renderer(config: EnvConfig) -> Renderer:
     """Makes the renderer of PointReach snapshots."""
     return PointReachRenderer(_side(config.id))
+
+
+def make_goals(config: EnvConfig) -> PointReachGoals:
+    """Makes what exchanges PointReach's goals."""
+    return PointReachGoals(_side(config.id))
 
 
 def make_expert(config: EnvConfig) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:

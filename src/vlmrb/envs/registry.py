@@ -13,10 +13,35 @@ from itertools import chain
 from typing import TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torchrl.envs import EnvBase
 
     from vlmrb.envs.config import EnvConfig
     from vlmrb.scoring.clips import Renderer
+
+
+class Goals(Protocol):
+    """Reads, writes and judges the goals of observations that hold them, for hindsight (``replay.her``).
+
+    Its ``repr`` must tell it from other goals: a saved buffer is resumed only with those it was filled with.
+    """
+
+    def achieved(self, observation: NDArray) -> NDArray:
+        """Returns the goals that states ``[K, …]`` achieve, ``[K, G]``; whatever goals they were asked for."""
+        ...
+
+    def place(self, observation: NDArray, goal: NDArray) -> NDArray:
+        """Returns observations ``[K, …]`` that ask for goals ``[K, G]``, and are as they were in all else."""
+        ...
+
+    def judge(self, observation: NDArray) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Judges steps by the next observations ``[K, …]`` that they led to and the goals in them.
+
+        Returns:
+            Reward ``float32[K]``, and which of them end the episode, ``bool[K]``, as the environment itself has it.
+        """
+        ...
 
 
 class Family(Protocol):
@@ -24,7 +49,9 @@ class Family(Protocol):
 
     It may also name in ``TAKES`` those of the settings ``kwargs``, ``wrappers``, ``state`` and ``render_quality`` that
     it heeds; families that do not are given none but the defaults. One whose snapshots are frames may also offer
-    ``make_env_without_frames``, with the arguments of ``make_env``, for whoever draws none of them.
+    ``make_env_without_frames``, with the arguments of ``make_env``, for whoever draws none of them. One whose
+    observations hold a goal may offer ``make_goals(config) -> Goals``, which refuses with a ValueError those ids that
+    have none.
     """
 
     def claims(self, env_id: str) -> bool:
@@ -121,6 +148,21 @@ def make_env(config: EnvConfig, num_envs: int | None = None, seed: int = 0, *, f
     family = find_family(config.id)
     make = family.make_env if frames else getattr(family, "make_env_without_frames", family.make_env)
     return make(config, count, seed)
+
+
+def make_goals(config: EnvConfig) -> Goals:
+    """Makes what exchanges the goals of an environment's observations.
+
+    Raises:
+        ValueError: nobody can; names the setting.
+    """
+    make = getattr(find_family(config.id), "make_goals", None)
+    if make is None:
+        raise ValueError(
+            f"replay.her exchanges goals, and observations of env.id {config.id!r} hold none that could be exchanged: "
+            "set replay.her to null, or take PointReach-N-v0 or one of OGBench's goal-conditioned mazes"
+        )
+    return make(config)
 
 
 def make_renderer(config: EnvConfig) -> Renderer:

@@ -239,6 +239,10 @@ class ClipStore:
         clip, position = np.nonzero(slots >= 0)
         return ClipRows(which[clip], slots[clip, position], self._generations[entries][clip, position])
 
+    def rows_at(self, index: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Returns how many rows the clips of the rows in slots ``int64[K]`` have in all; 0 of a clip still open."""
+        return self._fields["rows"][self._entry_of_slot[index]]
+
     def set_scores(self, clip_ids: Sequence[int], scores: NDArray[np.float32]) -> None:
         """Notes the scores ``float32[B]`` of clips; those not kept are passed over."""
         for clip_id, score in zip(clip_ids, scores, strict=True):

@@ -1,0 +1,70 @@
+"""The clip's score as a reward instead of a priority: the alternative that is usually asked about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from tensordict import TensorDictBase
+from torchrl.envs.transforms import Transform
+
+from vlmrb.replay.clips import ClipStore
+
+
+class ScoreRewardTransform(Transform):
+    """Adds ``weight · r``, or ``weight · 1[r > τ]``, to the rewards of rows on their way out of the buffer.
+
+    r is the score of the row's own clip. What is stored stays as it is, so a score takes effect when it arrives; rows
+    without one get nothing.
+
+    With n-step returns the bonus is that of the row's root alone: those of the n − 1 rows after it, whose rewards are
+    part of the return, are left out. A value then counts the bonuses of every n-th row of its future, on average 1/n of
+    them all.
+
+    Args:
+        weight: positive. Higher → the scorer's opinion outweighs the environment's reward.
+        mode: ``terminal``: the last row of a clip gets the bonus; ``shaped``: every row of a clip of K rows gets 1/K of
+            it.
+        threshold: τ in [0, 1), strictly exceeded by a positive score; ``None`` takes the raw score.
+    """
+
+    def __init__(
+        self,
+        weight: float = 1.0,
+        mode: Literal["terminal", "shaped"] = "terminal",
+        threshold: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.weight = float(weight)
+        self.mode = mode
+        # Scores are float32: compared with the float32 neighbour of τ, a score of exactly τ is not above it.
+        self.threshold = None if threshold is None else float(np.float32(threshold))
+
+    def attach(self, clips: ClipStore, columns: Mapping[str, NDArray]) -> None:
+        """Connects it with a buffer.
+
+        Args:
+            clips: the buffer's clips.
+            columns: name → ``[capacity]``, the buffer's columns.
+        """
+        self._clips, self._columns = clips, columns
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Adds to the rewards of rows ``[B]``, copies of what is stored; ``index`` says where they lie."""
+        reward = tensordict["next", "reward"]
+        reward.view(len(reward)).numpy()[:] += self.bonus(tensordict["index"].numpy())
+        return tensordict
+
+    def bonus(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Returns what is added to the rewards of the rows in ``slots``, ``int64[K]`` → ``float64[K]``."""
+        bonus = np.zeros(len(slots))
+        score = self._columns["score"][slots]
+        scored = np.flatnonzero(~np.isnan(score))
+        slots, score = slots[scored], score[scored]
+        value = score.astype(np.float64) if self.threshold is None else (score > self.threshold).astype(np.float64)
+        rows = self._clips.rows_at(slots)
+        share = self._columns["position"][slots] == rows - 1 if self.mode == "terminal" else 1 / rows
+        bonus[scored] = self.weight * value * share
+        return bonus
