@@ -31,6 +31,7 @@ from vlmrb.preflight import (
     amount,
     buffer_check,
     checkpoint_check,
+    environment_checks,
     frame_check,
     gpu_checks,
     speed_check,
@@ -41,6 +42,7 @@ from vlmrb.scoring.milestones import MilestonesScorer
 from vlmrb.scoring.remote import RemoteScorer
 from vlmrb.scoring.scorer import Scorer, ScorerError
 from vlmrb.scoring.speed import Speed, SpeedWatch
+from vlmrb.scoring.sprites import SpritesScorer
 from vlmrb.sizes import RunSizes, measure
 
 DOORKEY = EnvConfig("MiniGrid-DoorKey-5x5-v0", num_envs=8)
@@ -262,6 +264,55 @@ def test_frames_that_cannot_be_drawn_so_small_are_refused():
     check = frame_check(Tiny(), make_renderer(DOORKEY), measure(module)[1])
     assert check.status == "fail"
     assert "cannot be drawn" in check.found
+
+
+# What the scorer knows
+
+
+def objections(scorer: Scorer, env: EnvConfig) -> list[str]:
+    module = make_module(env=env)
+    module.configure_model()
+    snapshots = measure(module)[1]
+    return [check.found for check in environment_checks(scorer, env.id, make_renderer(env), snapshots)]
+
+
+@pytest.mark.parametrize("env_id", ["MiniGrid-DoorKey-5x5-v0", "MiniGrid-Empty-5x5-v0"])
+def test_a_world_that_a_scorer_knows_is_no_matter(env_id: str):
+    env = EnvConfig(env_id, num_envs=2)
+    for scorer in (MilestonesScorer(), SpritesScorer(), SpritesScorer(tile_size=8), SleepingScorer()):
+        assert objections(scorer, env) == []
+
+
+@pytest.mark.parametrize(
+    ("scorer", "settings", "says"),
+    [
+        (
+            SpritesScorer(),
+            {"id": "CartPole-v1"},
+            "tiles of 8 or more pixels, and sees no floor of them in frames of 42",
+        ),
+        (SpritesScorer(), {"tile_size": 7}, "frames of 35 × 35 pixels"),
+        (SpritesScorer(tile_size=16), {}, "tiles of 16 pixels"),
+        (SpritesScorer(tile_size=8), {"tile_size": 16}, "tiles of 8 pixels"),
+        (MilestonesScorer(), {"id": "CartPole-v1"}, "this one's names none"),
+    ],
+)
+def test_a_world_that_a_scorer_cannot_read_is_told_with_both_names(scorer: Scorer, settings: dict[str, Any], says: str):
+    env = EnvConfig(**({"id": "MiniGrid-DoorKey-5x5-v0", "num_envs": 2} | settings))
+    (found,) = objections(scorer, env)
+    assert found.startswith(f"scorer {scorer.name!r} cannot judge {env.id}: ")
+    assert says in found
+
+
+def test_a_scorer_that_does_not_know_the_world_is_refused_before_training(tmp_path: Path):
+    module = make_module(env=EnvConfig("CartPole-v1", num_envs=8))
+    with pytest.raises(PreflightError) as raised:
+        fit(tmp_path, module, MilestonesScorer())
+    assert module.env_steps == 0
+    message = str(raised.value)
+    assert "\n" not in message
+    assert "scorer 'milestones' cannot judge CartPole-v1" in message
+    assert "configs/replay/uniform.yaml" in message
 
 
 # GPU

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ Frames = NDArray[np.uint8]
 LEGIBLE = 256
 """Frames are shown at most this many pixels tall and wide when they have to be enlarged at all."""
 
+_LETTER, _LINE = 7, 18  # pixels of a paragraph's letters, on average, and of its lines
 _CAPTION_WIDTH = 160  # pixels; a score and a step count in letters one can read
 _INK = (245, 245, 245)
 _PAPER = (32, 32, 36)
@@ -121,6 +123,26 @@ def annotate(frames: Frames, text: str) -> Frames:
     width = frames.shape[2]
     strip = _strip(text, width, width // 8)
     return np.concatenate([np.broadcast_to(strip, (len(frames), *strip.shape)), frames], axis=1)
+
+
+def below_text(frames: Frames, text: str) -> Frames:
+    """Writes a text of any length above frames.
+
+    Args:
+        frames: ``uint8[T, H, W, 3]``, 0–255.
+        text: is broken into lines.
+
+    Returns:
+        ``uint8[T, H + h, W, 3]``.
+    """
+    width = frames.shape[2]
+    lines = textwrap.wrap(text, width // _LETTER)
+    page = Image.new("RGB", (width, _LINE * len(lines)), _PAPER)
+    draw, font = ImageDraw.Draw(page), ImageFont.load_default(2 * _LETTER - 1)
+    for number, line in enumerate(lines):
+        draw.text((4, _LINE * (number + 0.5)), line, _INK, font, anchor="lm")
+    block = np.asarray(page)
+    return np.concatenate([np.broadcast_to(block, (len(frames), *block.shape)), frames], axis=1)
 
 
 def _strip(text: str, width: int, height: int) -> NDArray[np.uint8]:

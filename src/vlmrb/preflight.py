@@ -9,7 +9,6 @@ import json
 import logging
 import shutil
 import tempfile
-import textwrap
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -17,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
 
 from vlmrb.callbacks.checkpoint_files import HEADROOM
 from vlmrb.doctor import GIB, Check, free_memory_bytes, memory_bytes
-from vlmrb.media import Frames, annotate, encode_gif
+from vlmrb.media import annotate, below_text, encode_gif
+from vlmrb.scoring.clips import ClipBatch
 from vlmrb.scoring.gpu import require_gpu_memory
 from vlmrb.scoring.scorer import ScorerError
 from vlmrb.scoring.speed import ENOUGH, Speed, SpeedWatch
@@ -30,6 +29,7 @@ from vlmrb.sizes import RunSizes, measure
 if TYPE_CHECKING:
     from vlmrb.algorithms.base import OffPolicyModule
     from vlmrb.callbacks.replay_checkpoint import ReplayCheckpoint
+    from vlmrb.scoring.clips import Renderer
     from vlmrb.scoring.config import ScoringConfig
     from vlmrb.scoring.scorer import Scorer
     from vlmrb.scoring.service import ScoringService
@@ -37,11 +37,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FOLDER = "preflight"
-_LETTER, _LINE = 7, 18  # pixels of a prompt's letters, on average, and of its lines
 
 
 class PreflightError(RuntimeError):
-    """A run cannot fit as it is set up."""
+    """A run cannot fit or be scored as it is set up."""
 
 
 class Preflight:
@@ -73,7 +72,7 @@ class Preflight:
         self._watch: tuple[SpeedWatch, ScoringService] | None = None
 
     def look_ahead(self) -> list[Check]:
-        """Checks memory, disk, GPU and frames; takes a fraction of a second for quick environments.
+        """Checks memory, disk, GPU, frames and scorer; takes a fraction of a second for quick environments.
 
         Raises:
             Exception: whatever the environment or the renderer raises.
@@ -89,8 +88,10 @@ class Preflight:
         if self.scorer is not None:
             if self.module.device.type == "cuda":  # else the question alone would take GPU memory
                 self.checks += gpu_checks(self.scorer)
-            if self.scorer.needs == "frames":
-                self.checks.append(frame_check(self.scorer, self.module.renderer, snapshots))
+            drawn = [frame_check(self.scorer, self.module.renderer, snapshots)] if self.scorer.needs == "frames" else []
+            self.checks += drawn
+            if all(check.status != "fail" for check in drawn):  # else there is nothing to show
+                self.checks += environment_checks(self.scorer, self.module.env.id, self.module.renderer, snapshots)
         self._details["sizes"] = asdict(sizes) | {
             name: getattr(sizes, name) for name in ("buffer_bytes", "memory_bytes", "sidecar_bytes", "checkpoint_bytes")
         }
@@ -98,10 +99,10 @@ class Preflight:
         return self.checks
 
     def require(self) -> None:
-        """Looks ahead, logs what was found, and refuses what cannot fit.
+        """Looks ahead, logs what was found, and refuses what cannot fit or be scored.
 
         Raises:
-            PreflightError: it cannot fit; in one line, with the numbers.
+            PreflightError: it cannot; in one line, with the numbers.
             ScorerError: the scorer refuses the run, which another try would but repeat.
         """
         try:
@@ -118,7 +119,7 @@ class Preflight:
         failed = [f"{check.name}: {check.found}; {check.advice}" for check in self.checks if check.status == "fail"]
         if failed:
             raise PreflightError(
-                f"this run cannot fit. {'. '.join(failed)} (scoring.preflight=false starts it all the same)"
+                f"this run cannot start. {'. '.join(failed)}; scoring.preflight=false starts it all the same"
             )
 
     def watch(self, service: ScoringService) -> None:
@@ -280,6 +281,24 @@ def frame_check(scorer: Scorer, renderer: Any, snapshots: NDArray) -> Check:
     return Check("frames", "ok", found)
 
 
+def environment_checks(scorer: Scorer, env_id: str, renderer: Renderer, snapshots: NDArray) -> list[Check]:
+    """Does the scorer know this kind of environment? Nothing is found if it has no objection.
+
+    Args:
+        scorer: who scores.
+        env_id: the environment.
+        renderer: who draws and explains its states.
+        snapshots: ``[T, S]``, of its first states.
+    """
+    clip = ClipBatch(np.zeros(1, np.int64), snapshots[None], np.array([len(snapshots)]), renderer)
+    objection = scorer.objection(clip)
+    if objection is None:
+        return []
+    found = f"scorer {scorer.name!r} cannot judge {env_id}: {objection}"
+    advice = "choose another scorer (an overlay of configs/scorer), or none (configs/replay/uniform.yaml)"
+    return [Check("environment", "fail", found, advice)]
+
+
 def speed_check(speed: Speed, config: ScoringConfig) -> Check:
     """Will the scorer keep up?"""
     name = "scorer"
@@ -302,26 +321,6 @@ def speed_check(speed: Speed, config: ScoringConfig) -> Check:
     remedies += [f"more clips at once (scoring.batch_clips, now {config.batch_clips})"]
     remedies += ["a longer replay.clip_length, which makes fewer clips", "a quicker scorer", "more servers"]
     return Check(name, "warn", found, "the rest is replayed uniformly; try " + ", ".join(remedies))
-
-
-def below_text(frames: Frames, text: str) -> Frames:
-    """Writes a text of any length above frames.
-
-    Args:
-        frames: ``uint8[T, H, W, 3]``, 0–255.
-        text: is broken into lines.
-
-    Returns:
-        ``uint8[T, H + h, W, 3]``.
-    """
-    width = frames.shape[2]
-    lines = textwrap.wrap(text, width // _LETTER)
-    page = Image.new("RGB", (width, _LINE * len(lines)), (32, 32, 36))
-    draw, font = ImageDraw.Draw(page), ImageFont.load_default(2 * _LETTER - 1)
-    for number, line in enumerate(lines):
-        draw.text((4, _LINE * (number + 0.5)), line, (245, 245, 245), font, anchor="lm")
-    block = np.asarray(page)
-    return np.concatenate([np.broadcast_to(block, (len(frames), *block.shape)), frames], axis=1)
 
 
 def amount(size: float) -> str:

@@ -28,8 +28,8 @@ class ScoringCallback(Callback):
         control: changes scores on their way into the buffer (control experiments); ``None`` changes nothing.
         cache: ``memory`` remembers scores within the run; a path to a file or folder keeps them for other runs as well;
             ``None`` scores equal clips again and again.
-        preflight: look ahead when a new run starts: refuse what cannot fit into memory or onto the disk, warn of a
-            scorer that does not keep up; see `vlmrb.preflight`.
+        preflight: look ahead when a new run starts: refuse what cannot fit into memory or onto the disk, and a scorer
+            that does not know the environment; warn of one that does not keep up; see `vlmrb.preflight`.
         **settings: see `ScoringConfig`.
 
     Raises:
@@ -61,14 +61,15 @@ class ScoringCallback(Callback):
         """
         if stage == "fit" and self.scorer is None and pl_module.needs_scores:
             raise ValueError(
-                "replay.vlm reads clip scores, but scoring.scorer is not set: name a scorer, or set replay.vlm to null"
+                "replay.vlm and replay.score_reward read clip scores, but scoring.scorer is not set: name a scorer, or "
+                "set both to null"
             )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Builds the service: the module's own `setup`, which makes the buffer, comes after a callback's.
 
         Raises:
-            PreflightError: a new run cannot fit as it is set up.
+            PreflightError: a new run cannot fit or be scored as it is set up.
         """
         self._preflight = None
         if self.preflight and not pl_module.env_steps:

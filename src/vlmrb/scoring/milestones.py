@@ -44,6 +44,15 @@ class MilestonesScorer(Scorer):
         self.grades = grades or Grades()
         self.version = f"1:{self.grades.version}"
 
+    def objection(self, clips: ClipBatch) -> str | None:
+        """Objects to environments whose milestones nobody has written down; see `milestone_names`."""
+        if milestone_names(clips.renderer):
+            return None
+        return (
+            "it reads milestones off the states of MiniGrid, OGBench and PointReach, or of an environment whose "
+            "renderer names its own, and this one's names none"
+        )
+
     def score(self, clips: ClipBatch) -> NDArray[np.float32]:
         """Grades clips.
 

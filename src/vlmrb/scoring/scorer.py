@@ -42,6 +42,18 @@ class Scorer(ABC):
     frame_size: int | None = None
     memory_bytes: int | None = None
 
+    def objection(self, clips: ClipBatch) -> str | None:
+        """Says why the scorer cannot judge clips of an environment; asked before a run, before `setup`, by the learner.
+
+        Args:
+            clips: a clip of first states, with the environment's renderer.
+
+        Returns:
+            The reason, to stand behind "the scorer cannot judge this environment: "; ``None`` if nothing is known
+            against it, as of scorers that take any environment.
+        """
+        return None
+
     def setup(self) -> None:  # noqa: B027 — optional to override
         """Loads what is heavy; called once, in the process or thread that scores."""
 

@@ -62,6 +62,21 @@ class SpritesScorer(Scorer):
 
             sprite_reader(self.tile_size)
 
+    def objection(self, clips: ClipBatch) -> str | None:
+        """Objects to frames in which no floor of MiniGrid's is to be seen in tiles of the right size."""
+        from vlmrb.scoring.sprite_reader import find_tile_size
+
+        frames = clips.frames(self.frame_size)
+        height, width = frames.shape[2:4]
+        sizes = {find_tile_size(frame, MIN_TILE_SIZE) for frame in frames.reshape(-1, *frames.shape[2:])} - {None}
+        if sizes if self.tile_size is None else self.tile_size in sizes:
+            return None
+        wanted = f"{MIN_TILE_SIZE} or more" if self.tile_size is None else self.tile_size
+        return (
+            f"it knows MiniGrid's standard tiles of {wanted} pixels, and sees no floor of them in frames of "
+            f"{height} × {width} pixels"
+        )
+
     def score(self, clips: ClipBatch) -> NDArray[np.float32]:
         """Grades clips by the milestones seen in them.
 
