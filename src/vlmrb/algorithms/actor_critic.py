@@ -184,6 +184,17 @@ class ActorCritic(OffPolicyModule):
 
         return loss(self.loss.qvalue_network_params) - loss(self.loss.target_qvalue_network_params)
 
+    def features(self, observation: Tensor) -> Tensor:
+        """Returns the actor's last hidden layer, ``float32[n, F]``, of ``float32[n, D]`` observations.
+
+        Raises:
+            TypeError: `make_actor` was overridden to give a network without ``layers``.
+        """
+        layers = getattr(self.actor, "layers", None)
+        if not isinstance(layers, nn.Sequential):
+            raise TypeError(f"{type(self).__name__}'s actor has no last layer to leave out: override features")
+        return layers[:-1](observation.float())
+
     @torch.no_grad()
     def act(self, observation: Tensor) -> Tensor:
         """Returns the actor's actions without noise, ``float32[n, A]`` on the CPU."""

@@ -60,6 +60,16 @@ class DQN(ValueBased):
         """Returns the loss of ``[B]`` rows minus that of the target network, ``float32[B]``."""
         return self.loss.reducible(batch)
 
+    def features(self, observation: Tensor) -> Tensor:
+        """Returns the last hidden layer, ``float32[n, F]``, of ``[n, …]`` observations.
+
+        Raises:
+            TypeError: `make_network` was overridden to give no ``Sequential``, whose last layer could be left out.
+        """
+        if not isinstance(self.q_network, nn.Sequential):
+            raise TypeError(f"{type(self).__name__}'s network has no last layer to leave out: override features")
+        return self.q_network[:-1](observation)
+
     def q_values(self, observation: Tensor) -> Tensor:
         """Returns Q(s, ·), ``float32[n, num_actions]``."""
         return self.q_network(observation)

@@ -101,6 +101,10 @@ class IQN(ValueBased):
         """Draws quantile levels; returns the loss of ``[B]`` rows minus that of the target network, ``float32[B]``."""
         return self.loss.reducible(batch, *self.draw_levels(len(batch)))
 
+    def features(self, observation: Tensor) -> Tensor:
+        """Returns ψ(s), ``float32[n, width]``, of ``[n, …]`` observations."""
+        return self.q_network.features(observation)
+
     def draw_levels(self, count: int) -> tuple[Tensor, Tensor]:
         """Draws quantile levels from [0, 1] for so many rows: ``float32[count, N]`` and ``float32[count, N']``."""
         sizes = (self.num_quantiles, self.num_target_quantiles)

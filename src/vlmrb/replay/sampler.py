@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class MixtureSampler(PrioritizedSampler):
 
     Attributes:
         fallbacks: batches that wanted prioritised draws and found no positive priority.
-        last_prioritized: number of prioritised draws in the last batch.
+        last_prioritized: number of prioritised draws in the last batch, which come first in it.
     """
 
     def __init__(
@@ -220,11 +220,14 @@ class MixtureSampler(PrioritizedSampler):
             index[missed] = self._sum_tree.scan_lower_bound(masses)
         raise RuntimeError(f"the priority tree is inconsistent: {_REDRAWS} draws in a row ended on rows of priority 0")
 
-    def importance_weights(self, index: NDArray[np.int64], size: int) -> NDArray[np.float32]:
-        """Returns ``(N·q_i)^−β / max`` over the batch, ``float32[B]`` in (0, 1]; β must be set."""
+    def importance_weights(self, index: NDArray[np.int64], size: int, drawn: int | None = None) -> NDArray[np.float32]:
+        """Returns ``(N·q_i)^−β / max`` over the batch, ``float32[B]`` in (0, 1]; β must be set.
+
+        ``drawn`` is how many draws the batch was chosen from, ``None`` if it is all that was drawn.
+        """
         if self._beta is None:
             raise ValueError("importance weights need beta")
-        lam = self.effective_lam(len(index))
+        lam = self.effective_lam(len(index) if drawn is None else drawn)
         ratio = np.full(len(index), 1.0 - lam)  # N·q_i
         if lam:
             ratio += lam * size / self.total * self._sum_tree[index]
@@ -235,20 +238,28 @@ class MixtureSampler(PrioritizedSampler):
         """Draws slots of a storage, as TorchRL asks for them; see `sample_rows`."""
         return self.sample_rows(len(storage), batch_size)
 
-    def sample_rows(self, size: int, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+    def sample_rows(
+        self, size: int, count: int, choose: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None
+    ) -> tuple[Tensor, dict[str, Any]]:
         """Draws slots and their importance weights.
 
         Args:
             size: number of rows written, N.
-            batch_size: B.
+            count: how many to draw, M.
+            choose: maps the M slots drawn to the ascending positions of those that make up the batch; ``None`` takes
+                all. The choice is not corrected for: weights are those that the slots have as draws.
 
         Returns:
             ``int64[B]`` and a dict with ``priority_weight: float32[B]`` if β is set.
         """
-        index = self.draw(size, batch_size)
+        index = self.draw(size, count)
+        if choose is not None:
+            chosen = choose(index)
+            index = index[chosen]
+            self.last_prioritized = int(np.searchsorted(chosen, self.last_prioritized))
         info = {}
         if self._beta is not None:
-            info["priority_weight"] = torch.from_numpy(self.importance_weights(index, size))
+            info["priority_weight"] = torch.from_numpy(self.importance_weights(index, size, count))
         return torch.from_numpy(index), info
 
     def state_dict(self) -> dict[str, Any]:

@@ -143,6 +143,10 @@ class RowTable:
         rows = {key: leaf.index_select(0, slots) for key, leaf in self._leaves}
         return nest({**extra, **rows}, slots.numel())
 
+    def values(self, key: NestedKey, slots: Tensor) -> Tensor:
+        """Returns copies of one key's values in slots ``int64[B]``: ``[B, …]``."""
+        return dict(self._leaves)[key].index_select(0, slots)
+
     def first(self, size: int) -> TensorDict:
         """Returns copies of the first ``size`` rows."""
         return nest({key: leaf[:size].clone() for key, leaf in self._leaves}, size)
