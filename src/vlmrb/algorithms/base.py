@@ -98,6 +98,12 @@ class OffPolicyModule(LightningModule, ABC):
                 f"replay.relo needs an algorithm that tells its reducible_loss, and {type(self).__name__} does not: "
                 "implement it, or set replay.relo to null"
             )
+        self._compares_features = self.replay.aer is not None and self.replay.aer.similarity == "features"
+        if self._compares_features and type(self).features is OffPolicyModule.features:
+            raise ValueError(
+                "replay.aer.similarity=features needs an algorithm that tells its features, and "
+                f"{type(self).__name__} does not: implement it, or set replay.aer.similarity to cosine"
+            )
         self.env_steps = 0
         self.grad_steps = 0
         self.scoring: ScoringService | None = None
@@ -152,6 +158,13 @@ class OffPolicyModule(LightningModule, ABC):
         Only ``replay.relo`` asks for it, so an algorithm can do without.
         """
         raise TypeError(f"{type(self).__name__} does not tell its reducible loss")
+
+    def features(self, observation: Tensor) -> Tensor:
+        """Returns what the network makes of ``[n, …]`` observations on the module's device, ``float32[n, F]``.
+
+        Only ``replay.aer.similarity=features`` asks for it, so an algorithm can do without.
+        """
+        raise TypeError(f"{type(self).__name__} does not tell its features")
 
     def gauges(self) -> dict[str, float]:
         """Returns numbers about the agent at present, logged as ``train/NAME``."""
@@ -217,6 +230,12 @@ class OffPolicyModule(LightningModule, ABC):
             learning_starts=self.training_config.learning_starts,
             seed=self.seed + 1,
         )
+        if self._compares_features and self.buffer.selector is not None:
+            self.buffer.selector.features = self._features_on_cpu
+
+    @torch.no_grad()
+    def _features_on_cpu(self, observation: Tensor) -> Tensor:
+        return self.features(observation.to(self.device)).float().cpu()
 
     def train_dataloader(self) -> ReplayCollector:
         """Returns the collector: sized, so that Lightning reads nothing ahead, and stateful, so that it is saved."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from vlmrb.replay.persistence import buffer_state, load_buffer_state
 from vlmrb.replay.priorities import Priorities
 from vlmrb.replay.sampler import MixtureSampler
 from vlmrb.replay.schedule import LinearSchedule
+from vlmrb.replay.similarity import STATE, SimilaritySelector
 from vlmrb.replay.storage import GIB, Placement, row_bytes
 from vlmrb.replay.streams import ENTRY, EPISODE, POSITION
 from vlmrb.replay.terms import PriorityTerm, VLMTerm
@@ -64,6 +66,8 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         gamma: discount factor per step.
         max_draws_per_positive: see `MixtureSampler`.
         stratified: see `MixtureSampler`.
+        selector: chooses each batch among candidates that are drawn as the rows of a batch otherwise are; ``None``
+            draws the batch itself.
         keep: keys of the rows that are stored; everything else that a collector delivers is dropped.
         storage: ``memory``, ``memmap``, or ``auto``: memory-mapped if the rows would exceed ``memory_limit_gib``.
         scratch_dir: where the folder for memory-mapped rows is made; ``None`` is the system's temporary one.
@@ -72,6 +76,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
 
     Attributes:
         clips: the clip store; ``None`` without clips.
+        selector: see there.
         env_steps: env steps collected so far.
     """
 
@@ -88,6 +93,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         gamma: float = 0.99,
         max_draws_per_positive: float | None = None,
         stratified: bool = False,
+        selector: SimilaritySelector | None = None,
         keep: Sequence[NestedKey] = ROW_KEYS,
         storage: Literal["auto", "memory", "memmap"] = "auto",
         scratch_dir: str | Path | None = None,
@@ -109,10 +115,13 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
             raise ValueError(f"two priority terms share a name: {names}")
         if clip_length is None and any(isinstance(term, VLMTerm) for term in terms):
             raise ValueError("the vlm term needs clips to score: set clip_length")
+        if selector is not None and not {STATE, ("next", STATE)} <= set(keep):
+            raise ValueError(f"a selector compares states: keep {STATE!r} and ('next', {STATE!r})")
         # The base class builds its own sampler and writer, which are replaced; only then does it know the generator.
         super().__init__(alpha=1.0, beta=0.0, storage=LazyTensorStorage(capacity, device="auto"), batch_size=batch_size)
         self.capacity = capacity
         self.n_steps = n_steps
+        self.selector = selector
         self.env_steps = 0
         self._placement = Placement(storage, scratch_dir, int(memory_limit_gib * GIB))
         self._lam, self._beta = _schedule(lam), None if beta is None else _schedule(beta)
@@ -166,6 +175,8 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         rows = self._transform._inv_call(tensordicts)  # `inv` would copy first, which the stamping does anyway
         self.env_steps += tensordicts.numel()
         self._priorities.observe(tensordicts)
+        if self.selector is not None:
+            self.selector.observe(tensordicts)
         if rows is None:  # n-step returns hold back the first n − 1 rows of each environment
             return torch.zeros(0, dtype=torch.int64)
         return self._store(rows)
@@ -377,7 +388,9 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         table = self._writer.table
         if table is None:
             raise RuntimeError("cannot sample from an empty replay buffer")
-        slots, info = self._sampler.sample_rows(self._writer.size, batch_size)
+        count = self._candidates(batch_size)
+        choose = partial(self._choose, batch_size) if count > batch_size else None
+        slots, info = self._sampler.sample_rows(self._writer.size, count, choose)
         index = slots.numpy()
         self.monitor.note(index, self.env_steps)
         info["index"] = slots
@@ -386,6 +399,17 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         if len(self._transform) > self._own_transforms:  # ours do nothing on the way out
             batch = self._transform(batch)
         return batch, info
+
+    def _candidates(self, batch_size: int) -> int:
+        """Returns how many rows are drawn for a batch."""
+        return batch_size if self.selector is None else self.selector.candidates(batch_size, self.env_steps)
+
+    def _choose(self, batch_size: int, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the positions of a batch's rows among the slots drawn for it."""
+        assert self.selector is not None
+        assert self._writer.table is not None
+        states = self._writer.table.values(STATE, torch.from_numpy(index))
+        return self.selector.choose(states, batch_size, self._rng)
 
     # Reports
 
@@ -421,7 +445,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
 
     def replay_frequencies(self) -> dict[str, float]:
         """Returns how sampling treated each kind of row since the last call; see `SampleMonitor.report`."""
-        return self.monitor.report(len(self), self._sampler, self._batch_size)
+        return self.monitor.report(len(self), self._sampler, self._candidates(self._batch_size))
 
     # Persistence
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.replay.config import ReplayConfig
+from vlmrb.replay.similarity import SimilaritySelector
 
 
 def build_buffer(
@@ -21,6 +22,10 @@ def build_buffer(
     Returns:
         An empty buffer whose λ and β follow `VLMReplayBuffer.set_env_steps`.
     """
+    aer = config.aer
+    selector = None
+    if aer is not None:
+        selector = SimilaritySelector(aer.schedule(total_env_steps, learning_starts), aer.similarity)
     return VLMReplayBuffer(
         config.capacity,
         batch_size=config.batch_size,
@@ -32,6 +37,7 @@ def build_buffer(
         gamma=gamma,
         max_draws_per_positive=config.max_draws_per_positive,
         stratified=config.stratified,
+        selector=selector,
         storage=config.storage,
         memory_limit_gib=config.memory_limit_gib,
         scratch_dir=config.scratch_dir,

@@ -13,7 +13,7 @@ from vlmrb.replay.rank import RankTerm
 from vlmrb.replay.relo import ReLoTerm
 from vlmrb.replay.rules.term import RuleTerm
 from vlmrb.replay.schedule import LinearSchedule
-from vlmrb.replay.schemes import RankConfig, ReLoConfig, RulesConfig
+from vlmrb.replay.schemes import AERConfig, RankConfig, ReLoConfig, RulesConfig
 from vlmrb.replay.terms import AgeTerm, PriorityTerm, TDTerm, VLMTerm
 
 
@@ -94,6 +94,7 @@ class ReplayConfig:
         rank: the rank of |δ| as a factor of the priority (rank-based PER), or null.
         relo: the reducible loss as a factor of the priority, or null.
         rules: how true rules are of a row as a factor of the priority, or null.
+        aer: draw more rows than a batch needs and train on those most like the present states, or null.
         stratified: draw one row from each of as many equal parts of the priorities' sum as there are prioritised draws.
             A batch then follows the priorities more closely than by chance.
         importance_weights: correction of the loss, or null (the paper corrects nothing).
@@ -116,6 +117,7 @@ class ReplayConfig:
     rank: RankConfig | None = None
     relo: ReLoConfig | None = None
     rules: RulesConfig | None = None
+    aer: AERConfig | None = None
     stratified: bool = False
     importance_weights: ImportanceConfig | None = None
     max_draws_per_positive: float | None = None

@@ -37,6 +37,7 @@ def buffer_state(buffer: VLMReplayBuffer) -> dict[str, Any]:
         "look_back": None if buffer._n_step is None else buffer._n_step.get_extra_state(),
         "monitor": buffer.monitor.state_dict(),
         "generator": buffer._rng.get_state(),
+        "selector": None if buffer.selector is None else buffer.selector.state_dict(),
         **buffer._priorities.state_dict(size),  # columns, known, terms, written, stale
     }
 
@@ -59,6 +60,8 @@ def load_buffer_state(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> None
     if buffer._n_step is not None:
         buffer._n_step.set_extra_state(state["look_back"])
     buffer.monitor.load_state_dict(state["monitor"])
+    if buffer.selector is not None:
+        buffer.selector.load_state_dict(state["selector"])
     buffer.env_steps = state["env_steps"]
     buffer._rng.set_state(state["generator"])
 
@@ -73,7 +76,9 @@ def restore_rows(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> None:
         ValueError: another schema, or other settings; nothing has changed.
     """
     ours, saved = _settings(buffer), {**state.get("settings", {})}
-    left_open = {"terms"} if buffer.clips is not None else {"terms", "clip_length"}  # clips can be left, but not made
+    left_open = {"terms", "selector"}
+    if buffer.clips is None:  # clips can be left, but not made
+        left_open |= {"clip_length"}
     for name in (name for name in ours if name in saved and name not in left_open):
         if saved[name] != ours[name]:
             setting = "training.gamma" if name == "gamma" else f"replay.{name}"
@@ -124,10 +129,11 @@ def check_buffer_state(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> Non
     if missing:
         raise ValueError(f"saved replay buffer is incomplete, it lacks {missing}: resume from another checkpoint")
     ours = _settings(buffer)
-    for name, saved in state["settings"].items():
-        if saved != ours.get(name):
+    for name in state["settings"] | ours:
+        saved, own = state["settings"].get(name), ours.get(name)
+        if saved != own:
             raise ValueError(
-                f"saved replay buffer has {name}={saved}, this one {name}={ours.get(name)}: resume with the saved one"
+                f"saved replay buffer has {name}={saved}, this one {name}={own}: resume with the saved one"
             )
     size = state["size"]
     if size and buffer._storage.initialized:
@@ -162,4 +168,5 @@ def _settings(buffer: VLMReplayBuffer) -> dict[str, Any]:
         "n_steps": buffer.n_steps,
         "gamma": None if buffer._n_step is None else buffer._n_step.gamma,
         "terms": [repr(term) for term in buffer.terms],
+        "selector": None if buffer.selector is None else repr(buffer.selector),
     }

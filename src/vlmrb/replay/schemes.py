@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from vlmrb.ranges import NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, require
+from vlmrb.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, require
+from vlmrb.replay.schedule import LinearSchedule
 
 
 @dataclass(frozen=True)
@@ -83,3 +84,32 @@ class RulesConfig:
                 f"replay.rules.file={self.file} is made of predicates of {rules.family}, which env.id={env_id} is none "
                 "of: name rules for it (docs/replay/rules.md)"
             )
+
+
+@dataclass(frozen=True)
+class AERConfig:
+    """Attentive experience replay; see `vlmrb.replay.similarity.SimilaritySelector`.
+
+    Attributes:
+        candidates: λ₀ > 1, rows drawn per row of a batch at the start; the most similar are kept. Higher → training
+            dwells more on states like the present ones, with fewer distinct rows.
+        fraction: share of the env-step budget, counted after ``learning_starts``, over which λ falls to 1. Higher → it
+            lasts longer; the bias of the choice too.
+        similarity: ``cosine`` of observations, or ``features``: nearness in the network's last hidden layer, which
+            costs a forward pass per gradient step.
+    """
+
+    candidates: float = 4.0
+    fraction: float = 0.4
+    similarity: Literal["cosine", "features"] = "cosine"
+
+    def __post_init__(self) -> None:
+        """Refuses settings outside their ranges."""
+        require(AT_LEAST_ONE, "replay.aer", candidates=self.candidates)
+        require(POSITIVE_SHARE, "replay.aer", fraction=self.fraction)
+        if self.candidates == 1:
+            raise ValueError("replay.aer.candidates=1 has no effect: there would be nothing to choose from")
+
+    def schedule(self, total_env_steps: int, learning_starts: int) -> LinearSchedule:
+        """Returns λ over env steps: λ₀ until ``learning_starts``, then down to 1."""
+        return LinearSchedule(self.candidates, 1.0, learning_starts, int(self.fraction * total_env_steps))
