@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -9,17 +10,15 @@ import sys
 import time
 from collections.abc import Sequence
 from types import FrameType
-from typing import IO, Any
+from typing import IO, Any, Self
 
 POLL_S = 0.1
 
 
-class Children:
-    """A context in which `vlmrb` processes run, and by the end of which none of them is left.
+class Interruptible:
+    """A context in which SIGTERM and Ctrl-C are noted instead of ending the process.
 
-    SIGTERM and Ctrl-C are handed on as SIGTERM, on which `vlmrb fit` saves and exits. (After Ctrl-C in a terminal the
-    children have a SIGINT of their own already; a second one would make them stop unsaved, a SIGTERM does nothing.)
-    A second Ctrl-C raises `KeyboardInterrupt`, and an exception kills what still runs.
+    A second Ctrl-C raises `KeyboardInterrupt`.
 
     Attributes:
         signal: what this process was told first; ``None`` while it was told nothing.
@@ -27,11 +26,9 @@ class Children:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
-        self._running: list[subprocess.Popen[bytes]] = []
-        self._told: set[int] = set()
         self._previous: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> Children:
+    def __enter__(self) -> Self:
         for number in (signal.SIGTERM, signal.SIGINT):
             # A shell starts background jobs with SIGINT ignored: they must not mind their neighbour's Ctrl-C.
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -39,45 +36,60 @@ class Children:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for child in self._running:
-            child.kill()
-            child.wait()
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-
-    def __len__(self) -> int:
-        return len(self._running)
 
     @property
     def exit_code(self) -> int:
         """This process's exit code by shell convention: 143 after SIGTERM, 130 after Ctrl-C, otherwise 0."""
         return 0 if self.signal is None else 128 + self.signal
 
-    def start(self, arguments: Sequence[str], output: IO[Any] | None = None) -> subprocess.Popen[bytes]:
-        """Starts ``vlmrb`` on one core.
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is None:
+            self.signal = signal.Signals(number)
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
 
-        Args:
-            arguments: those of ``vlmrb``, the verb first.
-            output: where stdout and stderr go, with nothing on stdin; ``None`` leaves all three as they are here.
-        """
-        child = subprocess.Popen(
-            [sys.executable, "-m", "vlmrb.cli", *arguments],
-            stdin=None if output is None else subprocess.DEVNULL,
-            stdout=output,
-            stderr=None if output is None else subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-        )
+
+class Children(Interruptible):
+    """A context in which `vlmrb` processes run, and by the end of which none of them is left.
+
+    SIGTERM and Ctrl-C are handed on as SIGTERM, on which `vlmrb fit` saves and exits. (After Ctrl-C in a terminal the
+    children have a SIGINT of their own already; a second one would make them stop unsaved, a SIGTERM does nothing.)
+    An exception kills what still runs. If this process is killed, its children are told to stop as well.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._told: set[int] = set()
+
+    def __exit__(self, *error: object) -> None:
+        for child in self._running:
+            child.kill()
+            child.wait()
+        super().__exit__(*error)
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, arguments: Sequence[str], output: IO[Any] | None = None) -> subprocess.Popen[bytes]:
+        """Starts ``vlmrb``; see `start_child`."""
+        child = start_child(arguments, output)
         self._running.append(child)
         return child
 
-    def wait(self) -> list[subprocess.Popen[bytes]]:
-        """Waits until at least one child has ended; returns those that have, none if none was running."""
+    def wait(self, timeout_s: float = math.inf) -> list[subprocess.Popen[bytes]]:
+        """Waits until at least one child has ended; returns those that have, none if none was running or time is up."""
+        deadline = time.monotonic() + timeout_s
         while self._running:
             if self.signal is not None:
                 self.stop()
             if ended := [child for child in self._running if child.poll() is not None]:
                 self._running = [child for child in self._running if child not in ended]
                 return ended
+            if time.monotonic() >= deadline:
+                break
             time.sleep(POLL_S)
         return []
 
@@ -88,11 +100,21 @@ class Children:
                 self._told.add(child.pid)
                 child.terminate()
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is None:
-            self.signal = signal.Signals(number)
-        elif number == signal.SIGINT:
-            raise KeyboardInterrupt
+
+def start_child(arguments: Sequence[str], output: IO[Any] | None = None) -> subprocess.Popen[bytes]:
+    """Starts ``vlmrb`` in a process that stops with this one, on one core unless the environment says otherwise.
+
+    Args:
+        arguments: those of ``vlmrb``, the verb first.
+        output: where stdout and stderr go, with nothing on stdin; ``None`` leaves all three as they are here.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", "vlmrb.experiments.child", str(os.getpid()), *arguments],
+        stdin=None if output is None else subprocess.DEVNULL,
+        stdout=output,
+        stderr=None if output is None else subprocess.STDOUT,
+        env={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **os.environ},
+    )
 
 
 def was_interrupted(exit_code: int) -> bool:

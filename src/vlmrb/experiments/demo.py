@@ -7,11 +7,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlmrb.experiments.cells import Cell, last_line
+from vlmrb.experiments.cells import Cell, Scheme, last_lines
 from vlmrb.experiments.children import Children
 
 CONFIG = Path("configs/quickstart.yaml")
-SCHEMES = {"VLM-RB (sprites)": Path("configs/replay/vlm.yaml"), "uniform replay": Path("configs/replay/uniform.yaml")}
+SCHEMES = (
+    Scheme("VLM-RB (sprites)", ("configs/replay/vlm.yaml",)),
+    Scheme("uniform replay", ("configs/replay/uniform.yaml",)),
+)
 
 
 def demo(seed: int = 0, out: str = "runs/demo", overrides: Sequence[str] = ()) -> int:
@@ -30,8 +33,7 @@ def demo(seed: int = 0, out: str = "runs/demo", overrides: Sequence[str] = ()) -
     folder = Path(out)
     folders = [folder, folder / "uniform"]
     cells = [
-        Cell(CONFIG, overlay, seed, run_dir, tuple(overrides))
-        for overlay, run_dir in zip(SCHEMES.values(), folders, strict=True)
+        Cell(CONFIG, scheme, seed, run_dir, tuple(overrides)) for scheme, run_dir in zip(SCHEMES, folders, strict=True)
     ]
     commands = [[*cell.command[1:], "--resume", "false", "--overwrite", "true"] for cell in cells]
     print(f"DQN on DoorKey-6x6 with VLM-RB (shown) and with uniform replay (log in {folders[1]}/log.txt), seed {seed}")
@@ -52,12 +54,14 @@ def demo(seed: int = 0, out: str = "runs/demo", overrides: Sequence[str] = ()) -
         print(f"interrupted; what there is lies in {folder}", file=sys.stderr)
         return children.exit_code
     if failed:
-        reason = "see above" if failed[0] is shown else f"{last_line(folders[1] / 'log.txt')} ({folders[1]}/log.txt)"
+        reason = (
+            "see above" if failed[0] is shown else f"{last_lines(folders[1] / 'log.txt', 1)[0]} ({folders[1]}/log.txt)"
+        )
         print(f"the {'VLM-RB' if failed[0] is shown else 'uniform'} run failed: {reason}", file=sys.stderr)
         return 1
     summary, uniform = (json.loads((run_dir / "summary.json").read_text()) for run_dir in folders)
     plot_learning_curves(
-        {label: [curve_of(cell)] for label, cell in zip(SCHEMES, cells, strict=True)},
+        {cell.label: [curve_of(cell)] for cell in cells},
         folder / "curves.png",
         title=summary["env"],
     )

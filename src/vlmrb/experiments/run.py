@@ -1,131 +1,157 @@
-"""`vlmrb sweep`: configurations × seeds → CSV, a table and a plot with confidence bands; resumable.
+"""`vlmrb sweep`: runs a study, in processes here or on Ray; resumable.
 
 Every cell is one `vlmrb fit` in a process of its own. A cell that has finished is not run again, one that was
-interrupted goes on from its last checkpoint, and one that failed stays in the table as failed.
+interrupted goes on from its last checkpoint, and one that failed is tried again.
 """
 
 from __future__ import annotations
 
 import shlex
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlmrb.experiments.cells import Cell, recorded_cells, require_same_settings
-from vlmrb.experiments.children import Children
+from vlmrb.experiments.board import Board
+from vlmrb.experiments.cells import Cell, Scheme, recorded_cells, require_same_settings
+from vlmrb.experiments.pools import LocalPool, Pool
+from vlmrb.experiments.ray_pool import RayPool
 from vlmrb.experiments.results import write_results
+from vlmrb.experiments.soundness import budgets
+from vlmrb.experiments.study import Study, as_arguments, parse_seeds, read_study
+from vlmrb.locks import lock_folder
 
-
-def parse_seeds(text: str) -> list[int]:
-    """Reads ``"0-4"``, ``"0,3,7"`` or a mixture; a seed named twice counts once.
-
-    Raises:
-        ValueError: the text is neither.
-    """
-    seeds: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()) or int(last or first) < int(first):
-            raise ValueError(f"seeds={text!r}: expected something like 0-4 or 0,3,7")
-        seeds += range(int(first), int(last or first) + 1)
-    return list(dict.fromkeys(seeds))
+POLL_S = 0.5  # between two looks at the clock of the board
+LAST_WORDS = 12  # lines of a failed run's log
 
 
 def sweep(
-    base: str,
-    overlays: Sequence[str],
-    seeds: str = "0-4",
-    out: str = "runs/sweep",
-    jobs: int = 1,
+    study: str | None = None,
+    base: str | None = None,
+    overlays: Sequence[str] = (),
+    seeds: str | None = None,
+    out: str | None = None,
+    jobs: int | None = None,
     overrides: Sequence[str] = (),
+    ray: str | None = None,
+    ray_timeout_s: float = 30.0,
+    dry_run: bool = False,
 ) -> int:
-    """Runs overlays × seeds on one configuration, then writes results.csv, table.csv, curves.png and commands.txt.
+    """Runs a study: configurations × schemes × seeds; then writes tables and learning curves. See docs/sweeps.md.
 
-    Repeat the command to go on after an interruption. A folder holds one comparison: runs of earlier sweeps in it
-    are in the results too, and other settings are refused.
+    Repeat the command to go on after an interruption. A folder holds one study: runs of earlier sweeps in it are in the
+    results too, and other settings are refused.
 
     Args:
-        base: the configuration that all cells share.
-        overlays: replay overlays to compare, such as configs/replay/uniform.yaml.
-        seeds: such as 0-4 or 0,3,7.
-        out: folder of the sweep.
-        jobs: cells at a time, one CPU core each (a scorer process takes another).
-        overrides: further `vlmrb fit` options for every cell.
+        study: a study file, such as studies/small_schemes.yaml; its name may also stand alone, right after the verb.
+        base: instead of a study file: the configuration that all runs share.
+        overlays: with ``base``: replay overlays to compare, such as configs/replay/uniform.yaml.
+        seeds: such as 0-4 or 0,3,7; instead of the study's.
+        out: folder of the study; instead of the study's, by default runs/NAME.
+        jobs: runs at a time; by default as many as cores, or the Ray cluster's resources, allow.
+        overrides: further `vlmrb fit` options for every run, after those of the study.
+        ray: address of a Ray cluster on which to run, or ``local`` to start one here.
+        ray_timeout_s: seconds within which that address has to answer.
+        dry_run: check everything, print the commands, and run nothing.
     """
-    folder = Path(out)
-    cells = plan(Path(base), [Path(overlay) for overlay in overlays], parse_seeds(seeds), folder, tuple(overrides))
-    if jobs < 1:
-        raise ValueError(f"jobs={jobs} must be at least 1")
+    if (study is None) == (base is None):
+        raise ValueError("name either a study file, as in `vlmrb sweep studies/small_schemes.yaml`, or --base")
+    if study is not None:
+        if overlays:
+            raise ValueError("--overlays belongs to --base; schemes of a study stand in its file")
+        plan = read_study(study, seeds=seeds, out=out, jobs=jobs, overrides=overrides)
+    else:
+        plan = Study(
+            name=Path(base or "").stem,
+            configs=(Path(base or ""),),
+            schemes=tuple(Scheme(Path(overlay).stem, (overlay,)) for overlay in overlays),
+            seeds=parse_seeds("0-4" if seeds is None else seeds),
+            out=Path(out or "runs/sweep"),
+            overrides=as_arguments(overrides),
+            jobs=jobs,
+        )
+    return run(plan, ray, ray_timeout_s, dry_run)
+
+
+def run(study: Study, ray: str | None = None, ray_timeout_s: float = 30.0, dry_run: bool = False) -> int:
+    """Runs what is left of a study, and writes its results.
+
+    Args:
+        study: what to run.
+        ray: see `sweep`; so are the others.
+        ray_timeout_s: see above.
+        dry_run: see above.
+
+    Returns:
+        The exit code: 0 if every run of the study has finished, 143 or 130 after SIGTERM or Ctrl-C, otherwise 1.
+
+    Raises:
+        ValueError: settings cannot work, or the folder holds something else.
+        RuntimeError: the folder is in use, or Ray cannot be.
+    """
+    cells, folder = study.cells(), study.out
     require_same_settings(cells, folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    commands = [shlex.join(cell.command) for cell in _scheme_by_scheme(cells, recorded_cells(folder))]
-    (folder / "commands.txt").write_text("\n".join([shlex.join(["vlmrb", *sys.argv[1:]]), "", *commands, ""]))
-    with Children() as children:
-        _run_all([cell for cell in cells if not cell.finished], len(cells), jobs, children)
-    started = recorded_cells(folder)
-    write_results([cell for cell in _scheme_by_scheme(cells, started) if cell in started], folder)
-    if children.signal is not None:
+    todo = [cell for cell in cells if not cell.finished]
+    env_steps = budgets(todo) if todo else {}
+    if dry_run:
+        print("\n".join(shlex.join(cell.command) for cell in todo))
+        print(f"{len(cells)} runs, {len(cells) - len(todo)} already finished; all settings are sound", file=sys.stderr)
+        return 0
+    with lock_folder(folder, "--out "):
+        commands = [shlex.join(cell.command) for cell in _in_order(cells, recorded_cells(folder))]
+        (folder / "commands.txt").write_text("\n".join([shlex.join(["vlmrb", *sys.argv[1:]]), "", *commands, ""]))
+        (folder / "study.yaml").write_text(study.to_yaml())
+        pool: Pool
+        if ray is None:
+            pool = LocalPool(study.jobs, study.resources)
+        else:
+            pool = RayPool(ray, study.jobs, study.resources, ray_timeout_s)
+        if todo:
+            with pool, Board(cells, env_steps, study.name) as board:
+                _run_all(todo, pool, board)
+        else:
+            print(f"{len(cells)} run{'s' if len(cells) > 1 else ''}, {len(cells)} already finished")
+        _write_all(cells, folder)
+        _report_failures(todo)
+    if pool.exit_code:
         print("\ninterrupted; repeat the command to go on")
-        return children.exit_code
+        return pool.exit_code
     return 0 if all(cell.finished for cell in cells) else 1
 
 
-def plan(
-    base: Path, overlays: Sequence[Path], seeds: Sequence[int], out: Path, overrides: tuple[str, ...]
-) -> list[Cell]:
-    """Lists the cells of a sweep, seed by seed, so that all schemes have results early.
-
-    Raises:
-        FileNotFoundError: a configuration does not exist.
-        ValueError: no overlay, or two of the same name.
-    """
-    for path in (base, *overlays):
-        if not path.is_file():
-            raise FileNotFoundError(f"configuration {path} does not exist")
-    names = [overlay.stem for overlay in overlays]
-    if not names or len(set(names)) < len(names):
-        raise ValueError(f"overlays={[str(overlay) for overlay in overlays]}: expected one or more, of different names")
-    return [
-        Cell(base, overlay, seed, out / overlay.stem / f"seed_{seed}", overrides)
-        for seed in seeds
-        for overlay in overlays
-    ]
-
-
-def _scheme_by_scheme(cells: Sequence[Cell], recorded: Sequence[Cell]) -> list[Cell]:
-    """Returns these cells and those of earlier sweeps, by scheme and seed, these cells' schemes first."""
-    present = {cell.folder: cell for cell in [*cells, *recorded]}.values()
-    order = list(dict.fromkeys(cell.label for cell in present))
-    return sorted(present, key=lambda cell: (order.index(cell.label), cell.seed))
-
-
-def _run_all(todo: Sequence[Cell], total: int, jobs: int, children: Children) -> None:
-    """Runs cells, ``jobs`` at a time, and says how each ended; starts no more when told to stop."""
-    print(f"{total} run{'s' if total > 1 else ''}, {total - len(todo)} already finished", flush=True)
-    start = time.perf_counter()
-    waiting, running, done = list(todo), dict[subprocess.Popen[bytes], Cell](), 0
-    while running or (waiting and children.signal is None):
-        while waiting and len(running) < jobs and children.signal is None:
+def _run_all(todo: Sequence[Cell], pool: Pool, board: Board) -> None:
+    """Runs cells, as many at a time as there is room for; starts no more when told to stop."""
+    waiting, running = list(todo), 0
+    while running or (waiting and not pool.exit_code):
+        while waiting and running < pool.jobs and not pool.exit_code:
             cell = waiting.pop(0)
-            cell.record_start()
-            with cell.log.open("a") as log:
-                running[children.start(cell.command[1:], log)] = cell
-        for child in children.wait():
-            cell = running.pop(child)
-            cell.record_end(child.returncode)
-            done += 1
-            name = f"[{done}/{len(todo)}, {time.perf_counter() - start:.0f} s] {cell.label} seed {cell.seed}"
-            print(f"{name}: {_outcome(cell, child.returncode)}", flush=True)
+            pool.launch(cell)
+            board.started(cell)
+            running += 1
+        for cell in pool.ended(POLL_S):
+            board.ended(cell)
+            running -= 1
+        board.refresh(pool.jobs)
 
 
-def _outcome(cell: Cell, exit_code: int) -> str:
-    summary = cell.summary
-    if summary is not None and summary["finished"]:
-        return f"success {summary['success']:.2f}"
-    if cell.status == "interrupted":
-        return "interrupted"
-    how = f"killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
-    return f"FAILED ({how}): {cell.last_words()} (log: {cell.log})"
+def _write_all(cells: Sequence[Cell], folder: Path) -> None:
+    """Writes the results of each configuration into its folder, runs of earlier sweeps included."""
+    started = recorded_cells(folder)
+    present = [cell for cell in _in_order(cells, started) if cell in started]
+    for config in dict.fromkeys(cell.config.stem for cell in present):
+        write_results([cell for cell in present if cell.config.stem == config], folder / config)
+
+
+def _in_order(cells: Sequence[Cell], recorded: Sequence[Cell]) -> list[Cell]:
+    """Returns these cells and those of earlier sweeps by configuration, scheme and seed, these cells' names first."""
+    present = {cell.folder: cell for cell in [*recorded, *cells]}.values()
+    configs = list(dict.fromkeys(cell.config.stem for cell in [*cells, *recorded]))
+    labels = list(dict.fromkeys(cell.label for cell in [*cells, *recorded]))
+    return sorted(present, key=lambda cell: (configs.index(cell.config.stem), labels.index(cell.label), cell.seed))
+
+
+def _report_failures(cells: Sequence[Cell]) -> None:
+    """Shows the end of each failed run's log."""
+    for cell in cells:
+        if cell.status == "failed":
+            print(f"\n{cell.name} failed; the end of {cell.log}:")
+            print("\n".join(f"    {line}" for line in cell.last_words(LAST_WORDS)))
