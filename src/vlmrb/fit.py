@@ -16,7 +16,7 @@ from vlmrb.algorithms import DQN, IQN, SAC, TD3  # noqa: F401  (so that --model 
 from vlmrb.algorithms.base import OffPolicyModule, require_one_device
 from vlmrb.algorithms.config import TrainingConfig
 from vlmrb.callbacks.checkpoint_files import read_env_steps
-from vlmrb.callbacks.evaluation import EvaluationCallback
+from vlmrb.callbacks.evaluation import EvaluationCallback, in_short
 from vlmrb.callbacks.monitoring import MonitoringCallback
 from vlmrb.callbacks.prefill import PrefillCallback
 from vlmrb.callbacks.progress import ProgressBar
@@ -204,5 +204,7 @@ def fit(args: list[str]) -> int:
             **CLI_SETTINGS,
         )
         checkpoint = next(callback for callback in cli.trainer.callbacks if isinstance(callback, ReplayCheckpoint))
+        evaluation = next(callback for callback in cli.trainer.callbacks if isinstance(callback, EvaluationCallback))
+        log.info(in_short(evaluation.summary(cli.model)))
         log.info("results are in %s; look at them with tensorboard --logdir %s", *(cli.trainer.default_root_dir,) * 2)
         return checkpoint.exit_code

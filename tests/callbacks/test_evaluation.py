@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from vlmrb.algorithms import DQN, TrainingConfig
-from vlmrb.callbacks.evaluation import EvaluationCallback
+from vlmrb.callbacks.evaluation import EvaluationCallback, in_short
 from vlmrb.envs import EnvConfig
 from vlmrb.replay.config import ReplayConfig
 
@@ -52,11 +53,44 @@ def test_summary_repeats_what_was_measured(run_dir: Path) -> None:
     successes = [float(row["eval/success"]) for row in evaluations(run_dir)]
     assert summary["success"] == pytest.approx(sum(successes[-3:]) / 3)
     assert summary["best_success"] == max(successes)
+    returns, lengths = (
+        [float(row[f"eval/{name}"]) for row in evaluations(run_dir)] for name in ("return", "episode_length")
+    )
+    assert summary["return"] == pytest.approx(sum(returns[-3:]) / 3)
+    assert summary["best_return"] == max(returns)
+    assert summary["episode_length"] == pytest.approx(sum(lengths[-3:]) / 3)
+    assert summary["history"] == [[int(row["env_step"]), float(row["eval/success"])] for row in evaluations(run_dir)]
     assert summary["env_steps"] == 800
     assert summary["finished"]
     assert summary["wall_s"] > 0
     assert {"0.5", "0.8", "0.9"} == set(summary["env_steps_to"])
     assert summary["versions"]["torch"].startswith("2.14")
+
+
+def test_summary_in_short_says_how_the_agent_does() -> None:
+    summary = {"success": 0.5, "best_success": 0.75, "return": 120.04, "best_return": 200.0, "episode_length": 120.4}
+    assert in_short({**summary, "env_steps": 20_000}) == (
+        "after 20,000 env steps: success 0.50 (best 0.75), return 120 (best 200), 120 env steps an episode; means of "
+        "the last 3 evaluations"
+    )
+    nothing = {"return": None, "best_return": None, "episode_length": None, "env_steps": 1}
+    assert in_short(summary | nothing).startswith("after 1 env steps: success 0.50 (best 0.75); means")
+
+
+def test_a_run_of_an_earlier_version_is_summed_up_by_what_is_known() -> None:
+    callback = EvaluationCallback()
+    callback.load_state_dict(
+        {"history": [[0, 0.0], [100, 0.5], [200, 1.0, 0.9, 12.0]], "next": 300, "next_video": 0, "seconds": 1.0}
+    )
+    training = SimpleNamespace(total_env_steps=200)
+    module = SimpleNamespace(
+        **{"scoring": None, "env_steps": 200, "grad_steps": 1, "training_config": training, "seed": 0},
+        **{"env": EnvConfig("MiniGrid-DoorKey-5x5-v0"), "evaluation_epsilon": 0.0},
+    )
+    summary = callback.summary(module)
+    assert (summary["success"], summary["return"], summary["best_return"]) == (0.5, 0.9, 0.9)
+    assert summary["episode_length"] == 12.0
+    assert summary["env_steps_to"] == {"0.5": 100, "0.8": 200, "0.9": 200}
 
 
 def test_every_field_of_the_summary_is_documented(run_dir: Path) -> None:

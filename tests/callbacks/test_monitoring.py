@@ -26,8 +26,10 @@ from vlmrb.callbacks.replay_checkpoint import ReplayCheckpoint
 from vlmrb.callbacks.scoring import ScoringCallback
 from vlmrb.envs import EnvConfig
 from vlmrb.loggers import AppendingCSVLogger
-from vlmrb.replay.config import ReplayConfig
+from vlmrb.replay.config import ReplayConfig, VLMConfig
 from vlmrb.scoring.clips import ClipBatch
+from vlmrb.scoring.constant import ConstantScorer
+from vlmrb.scoring.scorer import Scorer
 from vlmrb.scoring.sprites import SpritesScorer
 
 ENVS, HORIZON = 32, 60
@@ -46,6 +48,12 @@ class ReportingSprites(SpritesScorer):
         return {"latest": self.latest, "undefined": math.nan}
 
 
+class AskingScorer(ConstantScorer):
+    """Says the same of every clip, and has been asked something."""
+
+    prompt = "Was the goal achieved? Answer yes or no."
+
+
 class FailAt(Callback):
     def __init__(self, env_steps: int) -> None:
         self.env_steps = env_steps
@@ -56,7 +64,11 @@ class FailAt(Callback):
 
 
 def train(
-    folder: Path, *extra: Callback, replay: ReplayConfig | None = None, resume: bool = False
+    folder: Path,
+    *extra: Callback,
+    replay: ReplayConfig | None = None,
+    resume: bool = False,
+    scorer: Scorer | None = None,
 ) -> tuple[DQN, Trainer]:
     seed_everything(3, verbose=False)
     module = DQN(
@@ -67,7 +79,8 @@ def train(
         hidden_sizes=[16],
         epsilon_end=1.0,
     )
-    scoring = [ScoringCallback(ReportingSprites(), cache=None, backend="sync")] if module.needs_scores else []
+    scorer = scorer or ReportingSprites()
+    scoring = [ScoringCallback(scorer, cache=None, backend="sync")] if module.needs_scores else []
     trainer = Trainer(
         accelerator="cpu",
         devices=1,
@@ -251,6 +264,38 @@ def test_uniform_replay_has_neither_scoring_metrics_nor_clips(tmp_path: Path) ->
     assert not any(name.startswith("scoring/") for row in rows for name in row)
     assert rows[-1]["replay/effective_sample_size"] == pytest.approx(2048)
     assert not (tmp_path / "clips").exists()
+
+
+@pytest.mark.parametrize(
+    ("scorer", "length", "says", "advice"),
+    [
+        (ConstantScorer(1.0), 12, "everything positive: 100.0% of the last", "Raise {}, or take another scorer"),
+        (AskingScorer(0.5), 2, "nothing positive: none of the last", "Lower {}, or change scoring.scorer.prompt"),
+    ],
+)
+def test_a_scorer_that_tells_nothing_apart_is_told_once_and_what_to_do(
+    scorer: ConstantScorer, length: int, says: str, advice: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    replay = ReplayConfig(capacity=2048, batch_size=32, clip_length=length)
+    train(tmp_path, replay=replay, scorer=scorer)
+    (told,) = [record.getMessage() for record in caplog.records if "'constant' finds" in record.getMessage()]
+    assert says in told
+    assert advice.format("replay.vlm.threshold") in told
+    assert "scored above replay.vlm.threshold=0.5." in told
+    assert "`vlmrb calibrate`" in told
+    rows = read(tmp_path)
+    positive = scorer.value > 0.5
+    assert {row["scoring/share_positive"] for row in rows} == {float(positive)}
+    assert (rows[-1]["replay/uniform_fallbacks"] > 0) != positive
+
+
+def test_a_scorer_that_tells_clips_apart_and_raw_scores_are_no_matter(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tmp_path / "some", replay=ReplayConfig(capacity=2048, batch_size=32, clip_length=12))
+    raw = ReplayConfig(capacity=2048, batch_size=32, clip_length=12, vlm=VLMConfig(threshold=None))
+    train(tmp_path / "raw", replay=raw, scorer=ConstantScorer(0.9))
+    assert "replay.vlm.threshold" not in caplog.text
 
 
 def test_loss_that_is_no_number_is_shown_and_an_absent_one_is_not(

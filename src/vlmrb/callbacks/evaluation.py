@@ -9,9 +9,10 @@ import platform
 import shlex
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -26,6 +27,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 THRESHOLDS = (0.5, 0.8, 0.9)
 VIDEO_SIZE = 192  # pixels
+LAST = 3  # evaluations that a run is summed up by
+
+
+class Evaluated(NamedTuple):
+    """What one evaluation found.
+
+    Attributes:
+        env_steps: when.
+        success: share of episodes that reached the goal, in [0, 1].
+        mean_return: undiscounted; NaN in what a run of an earlier version has saved, and so is the next.
+        mean_length: env steps of an episode.
+    """
+
+    env_steps: int
+    success: float
+    mean_return: float = math.nan
+    mean_length: float = math.nan
 
 
 class EvaluationCallback(Callback):
@@ -40,7 +58,7 @@ class EvaluationCallback(Callback):
 
     def __init__(self, **settings: Any) -> None:
         self.config = EvaluationConfig(**settings)
-        self.history: list[tuple[int, float]] = []  # (env steps, success)
+        self.history: list[Evaluated] = []
         self.seconds = 0.0  # spent training before the last interruption
         self._next = 0
         self._next_video = 0
@@ -57,7 +75,7 @@ class EvaluationCallback(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes up an interrupted run's history."""
-        self.history = [(int(step), float(success)) for step, success in state_dict["history"]]
+        self.history = [Evaluated(*row) for row in state_dict["history"]]
         self._next = state_dict["next"]
         self._next_video = state_dict["next_video"]
         self.seconds = state_dict["seconds"]
@@ -90,7 +108,7 @@ class EvaluationCallback(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluates the final policy and writes the summary."""
         finished = pl_module.env_steps >= pl_module.training_config.total_env_steps
-        if finished and self.history[-1][0] < pl_module.env_steps:
+        if finished and self.history[-1].env_steps < pl_module.env_steps:
             self._evaluate(trainer, pl_module)
         summary = self.summary(pl_module)
         path = Path(trainer.default_root_dir) / "summary.json"
@@ -111,7 +129,7 @@ class EvaluationCallback(Callback):
             video=video,
             frame_size=VIDEO_SIZE,
         )
-        self.history.append((step, result.success))
+        self.history.append(Evaluated(step, result.success, result.mean_return, result.mean_length))
         self._next = (step // self.config.every_n_env_steps + 1) * self.config.every_n_env_steps
         pl_module.latest_evaluation = result
         metrics = {
@@ -129,22 +147,26 @@ class EvaluationCallback(Callback):
     def summary(self, pl_module: OffPolicyModule) -> dict[str, Any]:
         """Returns the run's summary as plain values.
 
-        ``success`` is the mean of the last three evaluations, ``env_steps_to`` the env steps at the first evaluation
-        that reached each threshold (``null``: never).
+        ``success``, ``return`` (undiscounted reward) and ``episode_length`` (env steps) are means of the last three
+        evaluations, ``env_steps_to`` the env steps at the first evaluation that reached each threshold (``null``:
+        never).
         """
-        successes = [success for _, success in self.history]
-        last = successes[-3:]
+        last = self.history[-LAST:]
+        returns = [row.mean_return for row in self.history]
         scoring = pl_module.scoring.stats() if pl_module.scoring is not None else {}
         return {
-            "success": sum(last) / len(last),
-            "best_success": max(successes),
+            "success": _mean(row.success for row in last),
+            "best_success": max(row.success for row in self.history),
+            "return": _mean(row.mean_return for row in last),
+            "best_return": max(filter(math.isfinite, returns), default=None),
+            "episode_length": _mean(row.mean_length for row in last),
             "env_steps": pl_module.env_steps,
             "grad_steps": pl_module.grad_steps,
             "env_steps_to": {
-                str(threshold): next((step for step, success in self.history if success >= threshold), None)
+                str(threshold): next((row.env_steps for row in self.history if row.success >= threshold), None)
                 for threshold in THRESHOLDS
             },
-            "history": [list(row) for row in self.history],
+            "history": [[row.env_steps, row.success] for row in self.history],
             "wall_s": round(self._elapsed(), 1),
             "finished": pl_module.env_steps >= pl_module.training_config.total_env_steps,
             "seed": pl_module.seed,
@@ -162,3 +184,18 @@ class EvaluationCallback(Callback):
             },
             "command": shlex.join(sys.argv),
         }
+
+
+def in_short(summary: Mapping[str, Any]) -> str:
+    """Returns what a summary says of the agent, in one line."""
+    parts = [f"success {summary['success']:.2f} (best {summary['best_success']:.2f})"]
+    if summary["return"] is not None:
+        parts.append(f"return {summary['return']:.3g} (best {summary['best_return']:.3g})")
+        parts.append(f"{summary['episode_length']:.0f} env steps an episode")
+    return f"after {summary['env_steps']:,} env steps: {', '.join(parts)}; means of the last {LAST} evaluations"
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    """Returns the mean of what is finite; ``None`` if nothing is."""
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
 from vlmrb.callbacks.config import MonitoringConfig
+from vlmrb.callbacks.one_sided import OneSidedAnswers
 from vlmrb.callbacks.pace import Pace
 from vlmrb.loggers import start_loggers, tensorboard_writers
 from vlmrb.media import annotate, clip_sheet, save_image, write_video
@@ -21,6 +23,7 @@ from vlmrb.media import annotate, clip_sheet, save_image, write_video
 if TYPE_CHECKING:
     from vlmrb.algorithms.base import OffPolicyModule
 
+log = logging.getLogger(__name__)
 MIB = 1024**2
 
 
@@ -102,6 +105,7 @@ class MonitoringCallback(Callback):
         self._scored = 0  # when metrics were last written; so are the next two
         self._positives = 0
         self._histogram: NDArray[np.int64] | None = None
+        self._one_sided = OneSidedAnswers()
         self._wall_s = 0.0  # spent training before the last interruption
         self._started = time.perf_counter()
         self._pace = Pace()
@@ -116,6 +120,7 @@ class MonitoringCallback(Callback):
             "scored": self._scored,
             "positives": self._positives,
             "histogram": None if self._histogram is None else self._histogram.tolist(),
+            "one_sided": self._one_sided.state_dict(),
             "wall_s": self._wall_s + time.perf_counter() - self._started,
         }
 
@@ -128,6 +133,7 @@ class MonitoringCallback(Callback):
         self._positives = state_dict["positives"]
         histogram = state_dict["histogram"]
         self._histogram = None if histogram is None else np.array(histogram)
+        self._one_sided.load_state_dict(state_dict.get("one_sided", {}))  # a run of an earlier version has none
         self._wall_s = state_dict["wall_s"]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -166,7 +172,9 @@ class MonitoringCallback(Callback):
     # Metrics
 
     def _log(self, trainer: Trainer, module: OffPolicyModule) -> None:
-        metrics = self._train_metrics(module) | self._replay_metrics(module) | self._scoring_metrics(trainer, module)
+        episodes = self.episodes.take()
+        metrics = self._train_metrics(module, episodes) | self._replay_metrics(module)
+        metrics |= self._scoring_metrics(trainer, module, episodes)
         # NaN stands for "none yet" (no episode, no answer); only a loss can be NaN in earnest, and that must be seen.
         metrics = {name: value for name, value in metrics.items() if not math.isnan(value)}
         metrics |= {f"train/{name}": value for name, value in module.take_metrics().items()}
@@ -180,8 +188,8 @@ class MonitoringCallback(Callback):
         self._pace.restart()
         self._clocked = (module.env_steps, module.grad_steps, module._update_seconds)
 
-    def _train_metrics(self, module: OffPolicyModule) -> dict[str, float]:
-        metrics = {f"train/{name}": value for name, value in self.episodes.take().items()}
+    def _train_metrics(self, module: OffPolicyModule, episodes: Mapping[str, float]) -> dict[str, float]:
+        metrics = {f"train/{name}": value for name, value in episodes.items()}
         metrics |= {f"train/{name}": value for name, value in module.gauges().items()}
         return metrics | {"train/grad_steps": module.grad_steps}
 
@@ -201,19 +209,41 @@ class MonitoringCallback(Callback):
                 metrics[f"replay/{name.replace('/', '_')}"] = value
         return metrics
 
-    def _scoring_metrics(self, trainer: Trainer, module: OffPolicyModule) -> dict[str, float]:
+    def _scoring_metrics(
+        self, trainer: Trainer, module: OffPolicyModule, episodes: Mapping[str, float]
+    ) -> dict[str, float]:
         if module.scoring is None:
             return {}
         stats = module.scoring.stats()
         scored, positives = int(stats["scored"]), int(stats.pop("positives"))
         answers = scored - self._scored
         stats["share_positive"] = (positives - self._positives) / answers if answers else math.nan
+        self._warn_of_one_sided_answers(module, answers, positives - self._positives, episodes)
         self._scored, self._positives = scored, positives
         self._log_histogram(trainer, module)
         wall_clock = ("clips_per_s", "latency_ms_p50", "latency_ms_p95")
         return {
             f"{'time/scoring_' if name in wall_clock else 'scoring/'}{name}": value for name, value in stats.items()
         }
+
+    def _warn_of_one_sided_answers(
+        self, module: OffPolicyModule, answers: int, positives: int, episodes: Mapping[str, float]
+    ) -> None:
+        assert module.scoring is not None
+        vlm, scorer = module.replay.vlm, module.scoring.scorer
+        if vlm is None or vlm.threshold is None:  # raw scores need not be on both sides of anything
+            return
+        found = self._one_sided.look(answers, positives, int(episodes["episodes"]), episodes.get("success", 0.0))
+        if found is None:
+            return
+        asks = getattr(scorer, "question", None) or getattr(scorer, "prompt", None)
+        log.warning(
+            "scorer %r %s scored above replay.vlm.threshold=%g. This tells nothing apart, and replay is as good as "
+            "uniform. %s replay.vlm.threshold, or %s; `vlmrb calibrate` judges both on labelled clips, see "
+            "docs/calibration.md (said once)",
+            *(scorer.name, found, vlm.threshold, "Raise" if positives else "Lower"),
+            "change scoring.scorer.prompt" if asks else "take another scorer",
+        )
 
     def _log_histogram(self, trainer: Trainer, module: OffPolicyModule) -> None:
         """Shows the scores since the last time in TensorBoard."""
