@@ -1,9 +1,9 @@
 """Confidences from recorded episodes: what a rule's head adds to the return where its body holds.
 
 Returns-to-go are scaled to y in [0, 1]. Rules explain them together, in product logic, by the model
-``y ≈ 1 − (1 − b) Π_k (1 − a_k B_k)(1 − c_k T_k)``, with the bodies' truths B_k and the whole rules' T_k; b, a_k and c_k
-in [0, 1] are fitted by gradient to least cross-entropy. The bodies are there so that a rule gets no credit for the
-situation in which it applies: late in a good episode every transition has a high return.
+``y ≈ 1 − (1 − b) Π_k (1 − c_k T_k)`` of the whole rules' truths T_k, where ``b = σ(v + Σ_k w_k B_k)`` depends on the
+bodies' truths B_k, so that a rule gets no credit for the situation in which it applies: late in a good episode every
+transition has a high return. v, w_k and c_k in [0, 1] are fitted by gradient to least cross-entropy.
 
 Before that every rule must pass a support test, by a bootstrap over episodes, since rows of one are not independent:
 where its body holds, the mean return must be higher with the head than without.
@@ -134,7 +134,7 @@ def fit_confidences(
     if supported.any():
         y = (evidence.returns - low) / (high - low)
         start = np.array(given)[supported]
-        fitted[supported] = _fit(evidence.body[:, supported], evidence.whole[:, supported], y, start)
+        fitted[supported] = _fit(evidence.body, evidence.whole[:, supported], y, start)
     findings = []
     for rule, confidence in enumerate(fitted.tolist()):
         status: Literal["fitted", "rejected", "kept"] = "kept"
@@ -177,20 +177,28 @@ def _bootstrap(
 def _fit(
     body: NDArray[np.float64], whole: NDArray[np.float64], y: NDArray[np.float64], start: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Returns the confidences ``float64[R]`` of least cross-entropy; arguments as in the module's formula."""
-    rules = body.shape[1]
-    features = torch.from_numpy(np.concatenate([np.ones((len(y), 1)), body, whole], axis=1))  # of b, a, c
-    target = torch.from_numpy(y)
-    first = np.concatenate([[y.mean()], np.full(rules, 0.1), start]).clip(0.01, 0.99)
+    """Returns the confidences of least cross-entropy, in the module's formula.
+
+    Args:
+        body: ``float64[N, R]``, of all rules.
+        whole: ``float64[N, S]``, of those that are fitted.
+        y: ``float64[N]``.
+        start: ``float64[S]``, confidences to begin with.
+    """
+    situation, rules, target = (torch.from_numpy(array) for array in (body, whole, y))
+    first = start.clip(0.01, 0.99)
     logits = torch.from_numpy(np.log(first / (1 - first))).requires_grad_()
-    optimizer = torch.optim.LBFGS([logits], max_iter=500, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
+    weights = torch.zeros(body.shape[1] + 1, dtype=torch.float64, requires_grad=True)  # w and v
+    optimizer = torch.optim.LBFGS([logits, weights], max_iter=500, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
-        nothing = torch.log1p(-_ALMOST * torch.sigmoid(logits) * features).sum(dim=1).clamp(max=-1e-12)  # log(1 − p)
-        loss = -(target * torch.log(-torch.expm1(nothing)) + (1 - target) * nothing).mean()
+        missed = torch.nn.functional.logsigmoid(-(situation @ weights[:-1] + weights[-1]))  # log(1 − b)
+        missed = missed + torch.log1p(-_ALMOST * torch.sigmoid(logits) * rules).sum(dim=1)
+        missed = missed.clamp(max=-1e-12)
+        loss = -(target * torch.log(-torch.expm1(missed)) + (1 - target) * missed).mean()
         loss.backward()
         return loss
 
     optimizer.step(closure)
-    return torch.sigmoid(logits.detach()[-rules:]).numpy()
+    return torch.sigmoid(logits.detach()).numpy()

@@ -128,8 +128,8 @@ def fit(
     training, replay = TrainingConfig(), ReplayConfig()
     gamma, n_steps = training.gamma, replay.n_steps
     for file in configs:
-        gamma = read_section(file, "training").get("gamma", gamma)
-        n_steps = read_section(file, "replay").get("n_steps", n_steps)
+        gamma = float(read_section(file, "training").get("gamma", gamma))
+        n_steps = int(read_section(file, "replay").get("n_steps", n_steps))
     require(SHARE, "training", gamma=gamma)
     require(AT_LEAST_ONE, "replay", n_steps=n_steps)
     files = episode_files(folder)
