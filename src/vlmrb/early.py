@@ -15,6 +15,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser
 from vlmrb.algorithms.config import TrainingConfig, require_fitting
 from vlmrb.callbacks.config import CheckpointConfig, EvaluationConfig, MonitoringConfig
 from vlmrb.envs.config import EnvConfig
+from vlmrb.envs.registry import make_goals
 from vlmrb.replay.config import ReplayConfig
 from vlmrb.scoring.config import ScoringConfig
 from vlmrb.settings import read_yaml, refuse_moved
@@ -63,6 +64,8 @@ def require_sound(args: Sequence[str]) -> None:
     found = parser.instantiate_classes(config)
     require_fitting(found.training, found.replay, found.env.num_envs)
     found.replay.require_for(found.env.id)
+    if found.replay.her is not None:
+        make_goals(found.env)  # refuses environments without
 
 
 def _sections(file: str) -> dict[str, Any]:

@@ -106,6 +106,7 @@ def measure(module: OffPolicyModule) -> tuple[RunSizes, NDArray]:
         replace(replay, capacity=small_rows, storage="memory"),
         gamma=module.training_config.gamma,
         total_env_steps=module.training_config.total_env_steps,
+        goals=module.goals,
     )
     beside = small.nbytes
     small.extend(block)

@@ -155,7 +155,7 @@ def test_a_scorer_that_calls_exit_does_not_end_the_run_which_says_at_its_end_tha
 
 
 def test_a_scheme_that_reads_scores_is_refused_without_a_scorer(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"replay\.vlm reads clip scores, but scoring\.scorer is not set"):
+    with pytest.raises(ValueError, match=r"replay\.vlm and .* read clip scores, but scoring\.scorer is not set"):
         fit(tmp_path, ScoringCallback())
 
 

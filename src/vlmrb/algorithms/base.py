@@ -26,7 +26,7 @@ from torchrl.data import TensorSpec
 from vlmrb.algorithms.collector import ReplayCollector
 from vlmrb.algorithms.config import TrainingConfig, require_fitting
 from vlmrb.algorithms.random_states import random_states, restore_random_states
-from vlmrb.envs import EnvConfig, make_env, make_renderer
+from vlmrb.envs import EnvConfig, make_env, make_goals, make_renderer
 from vlmrb.envs.actions import uniform_actions
 from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.replay.build import build_buffer
@@ -68,6 +68,7 @@ class OffPolicyModule(LightningModule, ABC):
         grad_steps: gradient steps taken so far, the one under way included.
         action_spec: of one instance's action; there once the networks are built.
         buffer: the replay buffer; there from `setup` on.
+        goals: what exchanges the environment's goals; ``None`` without hindsight.
         scoring: the scoring service, hung here by the scoring callback; ``None`` when nothing is scored.
         resumed_without_replay: the checkpoint came without its replay side-car, so the buffer fills up again first.
     """
@@ -93,6 +94,7 @@ class OffPolicyModule(LightningModule, ABC):
         self.replay = replay or ReplayConfig()
         self.seed = seed
         require_fitting(self.training_config, self.replay, self.env.num_envs)
+        self.goals = None if self.replay.her is None else make_goals(self.env)
         if self.replay.relo is not None and type(self).reducible_loss is OffPolicyModule.reducible_loss:
             raise ValueError(
                 f"replay.relo needs an algorithm that tells its reducible_loss, and {type(self).__name__} does not: "
@@ -229,6 +231,7 @@ class OffPolicyModule(LightningModule, ABC):
             total_env_steps=self.training_config.total_env_steps,
             learning_starts=self.training_config.learning_starts,
             seed=self.seed + 1,
+            goals=self.goals,
         )
         if self._compares_features and self.buffer.selector is not None:
             self.buffer.selector.features = self._features_on_cpu

@@ -17,12 +17,14 @@ from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
 from vlmrb.replay.blocks import Form
 from vlmrb.replay.clips import ClipStore
 from vlmrb.replay.columns import WriteResult, whole_numbers
+from vlmrb.replay.hindsight import NEXT, HindsightTransform
 from vlmrb.replay.monitor import SampleMonitor
 from vlmrb.replay.nstep import NStepTransform
 from vlmrb.replay.persistence import buffer_state, load_buffer_state
 from vlmrb.replay.priorities import Priorities
 from vlmrb.replay.sampler import MixtureSampler
 from vlmrb.replay.schedule import LinearSchedule
+from vlmrb.replay.score_reward import ScoreRewardTransform
 from vlmrb.replay.similarity import STATE, SimilaritySelector
 from vlmrb.replay.storage import GIB, Placement, row_bytes
 from vlmrb.replay.streams import ENTRY, EPISODE, POSITION
@@ -68,6 +70,8 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         stratified: see `MixtureSampler`.
         selector: chooses each batch among candidates that are drawn as the rows of a batch otherwise are; ``None``
             draws the batch itself.
+        score_reward: adds clips' scores to the rewards of rows on their way out; ``None`` adds nothing.
+        hindsight: exchanges the goals of rows on their way out; ``None`` leaves them.
         keep: keys of the rows that are stored; everything else that a collector delivers is dropped.
         storage: ``memory``, ``memmap``, or ``auto``: memory-mapped if the rows would exceed ``memory_limit_gib``.
         scratch_dir: where the folder for memory-mapped rows is made; ``None`` is the system's temporary one.
@@ -94,6 +98,8 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         max_draws_per_positive: float | None = None,
         stratified: bool = False,
         selector: SimilaritySelector | None = None,
+        score_reward: ScoreRewardTransform | None = None,
+        hindsight: HindsightTransform | None = None,
         keep: Sequence[NestedKey] = ROW_KEYS,
         storage: Literal["auto", "memory", "memmap"] = "auto",
         scratch_dir: str | Path | None = None,
@@ -115,6 +121,10 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
             raise ValueError(f"two priority terms share a name: {names}")
         if clip_length is None and any(isinstance(term, VLMTerm) for term in terms):
             raise ValueError("the vlm term needs clips to score: set clip_length")
+        if clip_length is None and score_reward is not None:
+            raise ValueError("scores as rewards need clips to score: set clip_length")
+        if hindsight is not None and n_steps > 1:
+            raise ValueError(f"hindsight judges single steps anew: n_steps must be 1, got {n_steps}")
         if selector is not None and not {STATE, ("next", STATE)} <= set(keep):
             raise ValueError(f"a selector compares states: keep {STATE!r} and ('next', {STATE!r})")
         # The base class builds its own sampler and writer, which are replaced; only then does it know the generator.
@@ -130,7 +140,8 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         self.set_writer(BlockWriter())
         self.set_rng(torch.Generator().manual_seed(seed))
         self.clips = None if clip_length is None else ClipStore(capacity, clip_length)
-        self._stamper = VLMScoreTransform(self.clips, keep, consecutive=clip_length is not None or n_steps > 1)
+        consecutive = clip_length is not None or n_steps > 1 or hindsight is not None
+        self._stamper = VLMScoreTransform(self.clips, keep, consecutive)
         self._n_step = NStepTransform(n_steps, gamma) if n_steps > 1 else None
         # Inverse transforms run last to first: stamp the raw rows, then n-step returns.
         if self._n_step is not None:
@@ -138,6 +149,13 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         self.append_transform(self._stamper)
         self._own_transforms = len(self._transform)
         self._priorities = Priorities(capacity, terms, self._writer, self._sampler)
+        self.score_reward, self.hindsight = score_reward, hindsight
+        if score_reward is not None and self.clips is not None:
+            score_reward.attach(self.clips, self._priorities.columns.arrays)
+            self.append_transform(score_reward)
+        if hindsight is not None:  # comes last: under another goal a row has the reward of that goal alone
+            hindsight.attach(capacity, self._next_observation)
+            self.append_transform(hindsight)
         thresholds = [term.threshold for term in terms if isinstance(term, VLMTerm) and term.threshold is not None]
         self.monitor = SampleMonitor(self._priorities.columns.arrays, threshold=thresholds[0] if thresholds else 0.5)
 
@@ -191,6 +209,8 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         slots = self._writer.extend(rows)
         index = slots.numpy()
         generation = self._writer.slot_generations[index]
+        if self.hindsight is not None:
+            self.hindsight.index.write(index.reshape(shape), rows["next", "done"].numpy().reshape(shape))
         if self.clips is not None:
             self.clips.release(index)
         known = self._priorities.values_of(rows) | {"episode_id": stamp[:, EPISODE], "env_step": self.env_steps}
@@ -224,9 +244,12 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         if streams is None:
             return slots
         streams.end(self.env_steps)
+        self._priorities.end_streams()
         rows = None if self._n_step is None else self._n_step.flush()
         if rows is not None:
             slots = self._store(rows)
+        if self.hindsight is not None:
+            self.hindsight.index.end()
         streams.forget_episodes()
         return slots
 
@@ -400,6 +423,11 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
             batch = self._transform(batch)
         return batch, info
 
+    def _next_observation(self, slots: Tensor) -> Tensor:
+        """Returns copies of the next observations in slots ``int64[K]``, ``[K, …]``."""
+        assert self._writer.table is not None
+        return self._writer.table.values(NEXT, slots)
+
     def _candidates(self, batch_size: int) -> int:
         """Returns how many rows are drawn for a batch."""
         return batch_size if self.selector is None else self.selector.candidates(batch_size, self.env_steps)
@@ -439,9 +467,10 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by the rows written, all columns, the priority trees and the clips kept."""
+        """Bytes held by the rows written, all columns, the priority trees, the clips kept, and what hindsight needs."""
         rows = row_bytes(self._storage._storage) * len(self) if self._storage.initialized else 0
-        return rows + self._priorities.nbytes + (0 if self.clips is None else self.clips.nbytes)
+        index = 0 if self.hindsight is None else self.hindsight.index.nbytes
+        return rows + index + self._priorities.nbytes + (0 if self.clips is None else self.clips.nbytes)
 
     def replay_frequencies(self) -> dict[str, float]:
         """Returns how sampling treated each kind of row since the last call; see `SampleMonitor.report`."""
@@ -452,12 +481,15 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
     def empty(self, empty_write_count: bool = True) -> None:
         """Forgets everything but the settings, the generator and the schedules' place."""
         super().empty(empty_write_count)
+        self._priorities.end_streams()
         self._priorities.clear()
         if self.clips is not None:
             self.clips.clear()
         self._stamper.set_extra_state(None)
         if self._n_step is not None:
             self._n_step.set_extra_state(None)
+        if self.hindsight is not None:
+            self.hindsight.clear()
         self.monitor = SampleMonitor(self._priorities.columns.arrays, self.monitor.threshold)
 
     def state_dict(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from vlmrb.replay.rank import RankTerm
 from vlmrb.replay.relo import ReLoTerm
 from vlmrb.replay.rules.term import RuleTerm
 from vlmrb.replay.schedule import LinearSchedule
-from vlmrb.replay.schemes import AERConfig, RankConfig, ReLoConfig, RulesConfig
+from vlmrb.replay.schemes import AERConfig, HERConfig, RankConfig, ReLoConfig, RulesConfig, ScoreRewardConfig
 from vlmrb.replay.terms import AgeTerm, PriorityTerm, TDTerm, VLMTerm
 
 
@@ -95,6 +95,8 @@ class ReplayConfig:
         relo: the reducible loss as a factor of the priority, or null.
         rules: how true rules are of a row as a factor of the priority, or null.
         aer: draw more rows than a batch needs and train on those most like the present states, or null.
+        her: replay rows with goals that were achieved in the place of those that were asked for, or null.
+        score_reward: the clip's score as a part of the reward, or null.
         stratified: draw one row from each of as many equal parts of the priorities' sum as there are prioritised draws.
             A batch then follows the priorities more closely than by chance.
         importance_weights: correction of the loss, or null (the paper corrects nothing).
@@ -118,6 +120,8 @@ class ReplayConfig:
     relo: ReLoConfig | None = None
     rules: RulesConfig | None = None
     aer: AERConfig | None = None
+    her: HERConfig | None = None
+    score_reward: ScoreRewardConfig | None = None
     stratified: bool = False
     importance_weights: ImportanceConfig | None = None
     max_draws_per_positive: float | None = None
@@ -154,6 +158,12 @@ class ReplayConfig:
             raise ValueError("replay.rules has no effect at lam_max=0: it is about prioritised draws")
         if self.vlm is not None and self.clip_length is None:
             raise ValueError("replay.vlm needs clips to score: set replay.clip_length")
+        if self.score_reward is not None and self.clip_length is None:
+            raise ValueError("replay.score_reward needs clips to score: set replay.clip_length")
+        if self.her is not None and self.n_steps > 1:
+            raise ValueError(
+                f"replay.her judges single steps anew, and replay.n_steps={self.n_steps} sums up several: set it to 1"
+            )
         if self.importance_weights is not None:
             if self.lam_max == 0:
                 raise ValueError(
@@ -165,7 +175,7 @@ class ReplayConfig:
     @property
     def needs_scores(self) -> bool:
         """Whether the scheme reads clip scores."""
-        return self.vlm is not None
+        return self.vlm is not None or self.score_reward is not None
 
     @property
     def needs_td_errors(self) -> bool:

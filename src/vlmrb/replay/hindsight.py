@@ -74,7 +74,12 @@ class HindsightTransform(Transform):
         self._next_observation = next_observation
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Relabels rows ``[B]``, copies of what is stored, in place; ``index`` says where they lie."""
+        """Relabels sampled rows ``[B]``, copies of what is stored, in place; ``index`` says where they lie.
+
+        Rows that were read by ``buffer[…]`` come without, and stay as they are stored.
+        """
+        if "index" not in tensordict:
+            return tensordict
         chance, place = torch.rand(2, len(tensordict), dtype=torch.float64, generator=self._generator).numpy()
         rows = np.flatnonzero(chance < self.share)
         if not len(rows):

@@ -38,6 +38,7 @@ def buffer_state(buffer: VLMReplayBuffer) -> dict[str, Any]:
         "monitor": buffer.monitor.state_dict(),
         "generator": buffer._rng.get_state(),
         "selector": None if buffer.selector is None else buffer.selector.state_dict(),
+        "hindsight": None if buffer.hindsight is None else buffer.hindsight.get_extra_state(),
         **buffer._priorities.state_dict(size),  # columns, known, terms, written, stale
     }
 
@@ -62,6 +63,8 @@ def load_buffer_state(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> None
     buffer.monitor.load_state_dict(state["monitor"])
     if buffer.selector is not None:
         buffer.selector.load_state_dict(state["selector"])
+    if buffer.hindsight is not None:
+        buffer.hindsight.set_extra_state(state["hindsight"])
     buffer.env_steps = state["env_steps"]
     buffer._rng.set_state(state["generator"])
 
@@ -76,13 +79,18 @@ def restore_rows(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> None:
         ValueError: another schema, or other settings; nothing has changed.
     """
     ours, saved = _settings(buffer), {**state.get("settings", {})}
-    left_open = {"terms", "selector"}
+    left_open = {"terms", "selector", "score_reward", "hindsight"}
     if buffer.clips is None:  # clips can be left, but not made
         left_open |= {"clip_length"}
     for name in (name for name in ours if name in saved and name not in left_open):
         if saved[name] != ours[name]:
             setting = "training.gamma" if name == "gamma" else f"replay.{name}"
             raise ValueError(f"its buffer was filled with {setting}={saved[name]}, and this run has {ours[name]}")
+    if buffer.hindsight is not None and state.get("hindsight") is None:
+        raise ValueError(
+            "its buffer was filled without replay.her and does not tell which rows follow each other: set replay.her "
+            "to null, or fill from recorded episodes"
+        )
     check_buffer_state(buffer, {**state, "settings": ours})
     buffer.empty()
     _write_rows(buffer, state)
@@ -92,6 +100,8 @@ def restore_rows(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> None:
     _expect_same_rows(buffer, state)
     if buffer._n_step is not None:
         buffer._n_step.set_extra_state(state["look_back"])
+    if buffer.hindsight is not None:
+        buffer.hindsight.index.load_state_dict(state["hindsight"]["index"])
     index = np.arange(state["size"])
     if len(index):
         columns = {name: tensor.numpy() for name, tensor in state["columns"].items()}
@@ -169,4 +179,6 @@ def _settings(buffer: VLMReplayBuffer) -> dict[str, Any]:
         "gamma": None if buffer._n_step is None else buffer._n_step.gamma,
         "terms": [repr(term) for term in buffer.terms],
         "selector": None if buffer.selector is None else repr(buffer.selector),
+        "score_reward": None if buffer.score_reward is None else repr(buffer.score_reward),
+        "hindsight": None if buffer.hindsight is None else repr(buffer.hindsight),
     }

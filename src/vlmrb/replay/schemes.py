@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from vlmrb.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, require
+from vlmrb.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, SHARE, require
 from vlmrb.replay.schedule import LinearSchedule
 
 
@@ -113,3 +113,50 @@ class AERConfig:
     def schedule(self, total_env_steps: int, learning_starts: int) -> LinearSchedule:
         """Returns λ over env steps: λ₀ until ``learning_starts``, then down to 1."""
         return LinearSchedule(self.candidates, 1.0, learning_starts, int(self.fraction * total_env_steps))
+
+
+@dataclass(frozen=True)
+class HERConfig:
+    """Hindsight relabelling; see `vlmrb.replay.hindsight.HindsightTransform`.
+
+    Attributes:
+        share: probability of a row to be replayed with a goal that its episode achieved, in (0, 1]. Higher → faster
+            away from rewards that never come, less practice of the goals that are really asked for.
+        strategy: whose achieved goal: that of a ``future`` row of the episode, of its ``final`` row, of any row of the
+            ``episode``, or of any row at all (``random``).
+    """
+
+    share: float = 0.8
+    strategy: Literal["future", "final", "episode", "random"] = "future"
+
+    def __post_init__(self) -> None:
+        """Refuses settings outside their ranges."""
+        require(POSITIVE_SHARE, "replay.her", share=self.share)
+        if self.strategy not in ("future", "final", "episode", "random"):
+            raise ValueError(f"replay.her.strategy={self.strategy!r} must be future, final, episode or random")
+
+
+@dataclass(frozen=True)
+class ScoreRewardConfig:
+    """The clip's score as a reward; see `vlmrb.replay.score_reward.ScoreRewardTransform`.
+
+    Attributes:
+        weight: of the score in the reward, positive. Higher → the scorer's opinion outweighs the environment's reward.
+        mode: ``terminal``: the last row of a clip gets it; ``shaped``: every row gets its part, so that it comes
+            earlier and tells less of when.
+        threshold: τ in [0, 1): 1 for scores strictly above it and 0 for others, instead of the score; null takes scores
+            as they are. Higher → fewer, surer rewards.
+    """
+
+    weight: float = 1.0
+    mode: Literal["terminal", "shaped"] = "terminal"
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses settings outside their ranges."""
+        require(POSITIVE, "replay.score_reward", weight=self.weight)
+        require(SHARE, "replay.score_reward", threshold=self.threshold)
+        if self.threshold == 1:
+            raise ValueError("replay.score_reward.threshold=1.0 has no effect: no score exceeds it")
+        if self.mode not in ("terminal", "shaped"):
+            raise ValueError(f"replay.score_reward.mode={self.mode!r} must be terminal or shaped")

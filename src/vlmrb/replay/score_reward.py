@@ -37,6 +37,12 @@ class ScoreRewardTransform(Transform):
         threshold: float | None = None,
     ) -> None:
         super().__init__()
+        if not 0 < weight < np.inf or mode not in ("terminal", "shaped"):
+            raise ValueError(
+                f"scores as rewards need weight > 0 and mode 'terminal' or 'shaped', got weight={weight}, mode={mode!r}"
+            )
+        if threshold is not None and not 0 <= threshold < 1:
+            raise ValueError(f"scores as rewards need a threshold in [0, 1), which some scores exceed, got {threshold}")
         self.weight = float(weight)
         self.mode = mode
         # Scores are float32: compared with the float32 neighbour of τ, a score of exactly τ is not above it.
@@ -52,9 +58,13 @@ class ScoreRewardTransform(Transform):
         self._clips, self._columns = clips, columns
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Adds to the rewards of rows ``[B]``, copies of what is stored; ``index`` says where they lie."""
-        reward = tensordict["next", "reward"]
-        reward.view(len(reward)).numpy()[:] += self.bonus(tensordict["index"].numpy())
+        """Adds to the rewards of sampled rows ``[B]``, copies of what is stored; ``index`` says where they lie.
+
+        Rows that were read by ``buffer[…]`` come without, and stay as they are stored.
+        """
+        if "index" in tensordict:
+            reward = tensordict["next", "reward"]
+            reward.view(len(reward)).numpy()[:] += self.bonus(tensordict["index"].numpy())
         return tensordict
 
     def bonus(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -68,3 +78,6 @@ class ScoreRewardTransform(Transform):
         share = self._columns["position"][slots] == rows - 1 if self.mode == "terminal" else 1 / rows
         bonus[scored] = self.weight * value * share
         return bonus
+
+    def __repr__(self) -> str:
+        return f"ScoreRewardTransform(weight={self.weight}, mode={self.mode!r}, threshold={self.threshold})"
