@@ -6,15 +6,18 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlmrb.experiments.cells import Cell
+from vlmrb.experiments.cells import Cell, Scheme, folder_of
 
 
-def make_cell(out: Path, scheme: str = "uniform", seed: int = 0, overrides: Sequence[str] = ()) -> Cell:
-    base, overlay = out.parent / "base.yaml", out.parent / f"{scheme}.yaml"
+def make_cell(
+    out: Path, scheme: str = "uniform", seed: int = 0, overrides: Sequence[str] = (), config: str = "base"
+) -> Cell:
+    base, overlay = out.parent / f"{config}.yaml", out.parent / f"{scheme}.yaml"
     for path in (base, overlay):
         if not path.exists():
             path.write_text("replay: {capacity: 1000}\n")
-    return Cell(base, overlay, seed, out / scheme / f"seed_{seed}", tuple(overrides))
+    folder = folder_of(out, base, scheme, seed)
+    return Cell(base, Scheme(scheme, (str(overlay),)), seed, folder, tuple(overrides))
 
 
 def train(cell: Cell, successes: Sequence[float], finished: bool = True, exit_code: int | None = 0) -> None:

@@ -1,22 +1,76 @@
 from __future__ import annotations
 
+import json
 import shutil
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from finished_cells import make_cell, train
 
-from vlmrb.experiments.cells import last_line, recorded_cells, require_same_settings
+from vlmrb.experiments.cells import (
+    SCHEMA,
+    Cell,
+    Scheme,
+    last_lines,
+    read_record,
+    recorded_cells,
+    require_same_settings,
+)
+
+
+def record_of(cell: Cell) -> dict:
+    return json.loads((cell.folder / "cell.json").read_text())
+
+
+def test_command_names_files_then_options_then_what_the_sweep_sets(tmp_path: Path) -> None:
+    scheme = Scheme("gentle", ("replay/vlm.yaml", "--replay.lam_max 0.25", "scorer/sprites.yaml"))
+    cell = Cell(Path("base.yaml"), scheme, 3, Path("out"), ("--training.gamma", "0.9"))
+    assert " ".join(cell.command) == (
+        "vlmrb fit -c base.yaml -c replay/vlm.yaml --replay.lam_max 0.25 -c scorer/sprites.yaml --training.gamma 0.9 "
+        "--seed_everything 3 --run_dir out --resume true"
+    )
+
+
+def test_record_describes_the_run_and_every_start_of_it(tmp_path: Path) -> None:
+    cell = replace(make_cell(tmp_path / "sweep", overrides=["--training.gamma", "0.9"]), study="mine")
+    cell.record_start()
+    assert record_of(cell)["exit_code"] is None
+    cell.record_end(143)
+    cell.record_start()
+    cell.record_end(0)
+    record = record_of(cell)
+    assert (record["schema"], record["study"]) == (SCHEMA, "mine")
+    assert (record["config"], record["scheme"], record["seed"]) == ("base", "uniform", 0)
+    assert record["command"].startswith(f"vlmrb fit -c {cell.config} -c {cell.scheme.parts[0]} --training.gamma 0.9")
+    assert record["exit_code"] == 0
+    assert [attempt["exit_code"] for attempt in record["attempts"]] == [143, 0]
+    for attempt in record["attempts"]:
+        assert attempt["started"] <= attempt["ended"]
+        assert attempt["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+        assert {"vlmrb", "torch", "torchrl", "lightning"} <= attempt["versions"].keys()
+        assert set(attempt["git"]) == {"vlmrb", "working_dir"}
+
+
+def test_failure_without_an_exit_code_is_recorded_and_logged_once(tmp_path: Path) -> None:
+    cell = make_cell(tmp_path / "sweep")
+    cell.record_failure("no node would have it")
+    assert cell.status == "failed"
+    assert cell.last_words() == ["no node would have it"]
+    cell.record_start()
+    cell.record_failure("its node is gone")
+    assert [attempt["exit_code"] for attempt in record_of(cell)["attempts"]] == [1, 1]
 
 
 def test_same_command_goes_on_wherever_its_files_lie(tmp_path: Path) -> None:
     cell = make_cell(tmp_path / "sweep", overrides=["--training.gamma", "0.9"])
     train(cell, [0.0, 1.0, 1.0])
-    moved = tmp_path / "elsewhere.yaml"
+    moved = tmp_path / "elsewhere" / "base.yaml"
+    moved.parent.mkdir()
     cell.config.rename(moved)
     moved.write_text(f"# a comment\n{moved.read_text()}")
-    same = type(cell)(moved, cell.overlay, cell.seed, cell.folder, cell.overrides)
-    require_same_settings([same], tmp_path / "sweep")
+    require_same_settings([replace(cell, config=moved)], tmp_path / "sweep")
 
 
 def test_other_overrides_are_refused(tmp_path: Path) -> None:
@@ -27,13 +81,21 @@ def test_other_overrides_are_refused(tmp_path: Path) -> None:
         require_same_settings([make_cell(tmp_path / "sweep")], tmp_path / "sweep")
 
 
-@pytest.mark.parametrize(("file", "name"), [("base", "--base"), ("uniform", "overlay")])
+@pytest.mark.parametrize(("file", "name"), [("base", "base.yaml"), ("uniform", "scheme")])
 def test_edited_file_is_refused(tmp_path: Path, file: str, name: str) -> None:
     cell = make_cell(tmp_path / "sweep")
     train(cell, [0.0, 1.0, 1.0], finished=False, exit_code=143)
     (tmp_path / f"{file}.yaml").write_text("replay: {capacity: 1001}\n")
     with pytest.raises(ValueError, match=f"uniform/seed_0 was run with another content of .*{name}"):
         require_same_settings([cell], tmp_path / "sweep")
+
+
+def test_other_option_of_a_scheme_is_refused(tmp_path: Path) -> None:
+    cell = make_cell(tmp_path / "sweep")
+    train(cell, [0.0, 1.0, 1.0])
+    other = replace(cell, scheme=replace(cell.scheme, parts=(*cell.scheme.parts, "--replay.lam_max 0.5")))
+    with pytest.raises(ValueError, match="uniform/seed_0 was run with another content of its scheme"):
+        require_same_settings([other], tmp_path / "sweep")
 
 
 def test_other_cells_of_other_settings_are_refused_since_one_table_holds_all(tmp_path: Path) -> None:
@@ -43,11 +105,12 @@ def test_other_cells_of_other_settings_are_refused_since_one_table_holds_all(tmp
             require_same_settings([make_cell(tmp_path / "sweep", scheme, seed)], tmp_path / "sweep")
 
 
-def test_other_schemes_may_differ_in_their_overlay(tmp_path: Path) -> None:
+def test_other_schemes_and_configurations_may_differ(tmp_path: Path) -> None:
     train(make_cell(tmp_path / "sweep"), [0.0, 1.0, 1.0])
-    other = make_cell(tmp_path / "sweep", "vlm")
-    other.overlay.write_text("replay: {capacity: 7}\n")
-    require_same_settings([other], tmp_path / "sweep")
+    others = [make_cell(tmp_path / "sweep", "vlm"), make_cell(tmp_path / "sweep", config="larger")]
+    Path(others[0].scheme.parts[0]).write_text("replay: {capacity: 7}\n")
+    others[1].config.write_text("replay: {capacity: 8}\n")
+    require_same_settings(others, tmp_path / "sweep")
 
 
 def test_failed_start_may_be_repeated_with_other_settings(tmp_path: Path) -> None:
@@ -65,6 +128,17 @@ def test_run_of_unknown_settings_is_refused(tmp_path: Path) -> None:
         require_same_settings([cell], tmp_path / "sweep")
 
 
+@pytest.mark.parametrize("schema", [None, SCHEMA - 1, SCHEMA + 1])
+@pytest.mark.parametrize("place", ["base/uniform/seed_0", "uniform/seed_0"])  # the first version's runs lie higher
+def test_record_of_another_version_is_refused(tmp_path: Path, schema: int | None, place: str) -> None:
+    cell = make_cell(tmp_path / "sweep")
+    folder = tmp_path / "sweep" / place
+    folder.mkdir(parents=True)
+    (folder / "cell.json").write_text(json.dumps({"seed": 0} | ({} if schema is None else {"schema": schema})))
+    with pytest.raises(ValueError, match=rf"seed_0/cell.json was written by another version of vlmrb .*{SCHEMA}\)"):
+        require_same_settings([cell], tmp_path / "sweep")
+
+
 @pytest.mark.parametrize("torn", ["", '{"success": 0.5, "fini', "[]"])
 def test_torn_summary_counts_as_unfinished(tmp_path: Path, torn: str) -> None:
     cell = make_cell(tmp_path / "sweep")
@@ -73,6 +147,11 @@ def test_torn_summary_counts_as_unfinished(tmp_path: Path, torn: str) -> None:
     (cell.folder / "summary.json").write_text(torn)
     assert not cell.finished
     assert cell.status == "unfinished"
+
+
+def test_torn_record_is_none(tmp_path: Path) -> None:
+    (tmp_path / "cell.json").write_text('{"schema": 2, "stu')
+    assert read_record(tmp_path) is None
 
 
 @pytest.mark.parametrize(("code", "status"), [(143, "interrupted"), (-2, "interrupted"), (1, "failed"), (-9, "failed")])
@@ -86,10 +165,12 @@ def test_copy_of_a_cell_under_another_name_is_no_cell(tmp_path: Path) -> None:
     cell = make_cell(tmp_path / "sweep")
     train(cell, [0.0, 1.0, 1.0])
     shutil.copytree(cell.folder, cell.folder.with_name("seed_0.old1"))
+    shutil.copytree(cell.folder.parent, cell.folder.parent.with_name("uniform_before"))
     assert recorded_cells(tmp_path / "sweep") == [cell]
 
 
-def test_last_line_is_the_last_that_says_something(tmp_path: Path) -> None:
+def test_last_lines_are_the_last_that_say_something(tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text("one\rtwo\nvlmrb fit: error: three\n \n")
-    assert last_line(tmp_path / "log.txt") == "vlmrb fit: error: three"
-    assert last_line(tmp_path / "none.txt") == "it printed nothing"
+    assert last_lines(tmp_path / "log.txt", 1) == ["vlmrb fit: error: three"]
+    assert last_lines(tmp_path / "log.txt", 2) == ["two", "vlmrb fit: error: three"]
+    assert last_lines(tmp_path / "none.txt", 3) == ["it printed nothing"]

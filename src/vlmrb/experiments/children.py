@@ -106,14 +106,16 @@ def start_child(arguments: Sequence[str], output: IO[Any] | None = None) -> subp
 
     Args:
         arguments: those of ``vlmrb``, the verb first.
-        output: where stdout and stderr go, with nothing on stdin; ``None`` leaves all three as they are here.
+        output: where stdout and stderr go, full tracebacks included, with nothing on stdin; ``None`` leaves all three
+            as they are here.
     """
+    defaults = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | ({} if output is None else {"VLMRB_DEBUG": "1"})
     return subprocess.Popen(
         [sys.executable, "-m", "vlmrb.experiments.child", str(os.getpid()), *arguments],
         stdin=None if output is None else subprocess.DEVNULL,
         stdout=output,
         stderr=None if output is None else subprocess.STDOUT,
-        env={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **os.environ},
+        env=defaults | os.environ,
     )
 
 

@@ -1,4 +1,4 @@
-"""From the runs of a sweep to results.csv, table.csv and curves.png; docs/sweeps.md explains every column."""
+"""From runs of one configuration to results.csv, table.csv and curves.png; docs/sweeps.md explains every column."""
 
 from __future__ import annotations
 
@@ -46,12 +46,17 @@ def confidence_interval(values: Sequence[float], resamples: int = 10_000) -> tup
 
 
 def write_results(cells: Sequence[Cell], out: Path) -> None:
-    """Writes ``results.csv`` (every evaluation), ``table.csv`` (per scheme) and ``curves.png``; prints the table."""
+    """Writes ``results.csv`` (every evaluation), ``table.csv`` (per scheme) and ``curves.png``; prints the table.
+
+    Args:
+        cells: runs of one configuration, at least one.
+        out: where the files go.
+    """
     schemes = {label: [cell for cell in cells if cell.label == label] for label in (cell.label for cell in cells)}
     _write_csv(out / "results.csv", RESULT_FIELDS, [row for cell in cells for row in _result_rows(cell)])
     table = [table_row(label, members) for label, members in schemes.items()]
     _write_csv(out / "table.csv", TABLE_FIELDS, table)
-    print("\n" + format_table(table) + "\n")
+    print(f"\n{cells[0].config.stem}\n{format_table(table)}\n")
     finished = {label: [cell for cell in members if cell.finished] for label, members in schemes.items()}
     finished = {label: members for label, members in finished.items() if members}
     if finished:

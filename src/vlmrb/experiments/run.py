@@ -135,8 +135,9 @@ def _run_all(todo: Sequence[Cell], pool: Pool, board: Board) -> None:
 
 def _write_all(cells: Sequence[Cell], folder: Path) -> None:
     """Writes the results of each configuration into its folder, runs of earlier sweeps included."""
-    started = recorded_cells(folder)
-    present = [cell for cell in _in_order(cells, started) if cell in started]
+    recorded = recorded_cells(folder)
+    started = {cell.folder for cell in recorded}
+    present = [cell for cell in _in_order(cells, recorded) if cell.folder in started]
     for config in dict.fromkeys(cell.config.stem for cell in present):
         write_results([cell for cell in present if cell.config.stem == config], folder / config)
 
