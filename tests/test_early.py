@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
 
-from vlmrb.early import require_sound
+from vlmrb.early import LATER, SECTIONS, require_sound
+from vlmrb.scoring.section import ScoringSection
 
 ROOT = Path(__file__).parents[1]
 BASE = ["-c", str(ROOT / "configs/minigrid/doorkey_6x6_dqn.yaml"), "-c", str(ROOT / "configs/replay/vlm.yaml")]
@@ -79,6 +82,12 @@ def test_what_is_not_judged_here_is_left_alone() -> None:
     require_sound(
         [*BASE, *later.split(), "--scoring.scorer.init_args.bogus=1", "--scoring.cache", "x", "--run_dir", ""]
     )
+
+
+def test_of_the_scoring_section_only_what_names_classes_or_files_is_left_for_later() -> None:
+    parameters = set(inspect.signature(ScoringSection).parameters) - {"settings"}  # these are `ScoringConfig`'s
+    assert set(LATER["scoring"]) == parameters
+    assert not parameters & {field.name for field in fields(SECTIONS["scoring"])}
 
 
 def test_files_and_flags_count_in_the_order_in_which_they_are_given(tmp_path: Path) -> None:
