@@ -66,3 +66,32 @@ def test_it_learns_is_scored_and_goes_on(path: Path, tmp_path: Path, monkeypatch
     more = ["--training.total_env_steps", "1400", "--resume", "true"]
     assert main([*command, *more]) == 0
     assert json.loads((run_dir / "summary.json").read_text())["env_steps"] == 1400
+
+
+# Scheme and control overlays → what they show of themselves in the summary's scoring, on continuous actions.
+POINT_REACH = ROOT / "configs/point_reach/point_reach_6_sac.yaml"
+OVERLAYS = {
+    "replay/her": None,
+    "replay/vlm_reward": "scored",
+    "replay/vlm_td scorer/shuffled": "control_remembered",
+    "replay/vlm_reward scorer/corrupted": "control_demoted",
+    "replay/vlm scorer/wrong": "control_promoted",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", OVERLAYS)
+def test_an_overlay_trains_and_goes_on(names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    run_dir, shows = tmp_path / "run", OVERLAYS[names]
+    overlays = [part for name in names.split() for part in ("-c", str(ROOT / f"configs/{name}.yaml"))]
+    command = ["fit", "-c", str(POINT_REACH), *overlays, *SHORT, "--run_dir", str(run_dir)]
+    assert main(command) == 0
+    assert main([*command, "--training.total_env_steps", "1400", "--resume", "true"]) == 0
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["env_steps"] == 1400
+    assert summary["grad_steps"] >= 70
+    if shows is None:
+        assert not summary.get("scoring")
+    else:
+        assert summary["scoring"][shows] > 0

@@ -15,6 +15,7 @@ from scipy.stats import chisquare
 from tensordict import TensorDict, TensorDictBase
 
 from vlmrb.algorithms import SAC, TrainingConfig
+from vlmrb.early import require_sound
 from vlmrb.envs import EnvConfig, make_goals
 from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.replay.build import build_buffer
@@ -25,6 +26,7 @@ from vlmrb.replay.schemes import HERConfig, ScoreRewardConfig
 from vlmrb.replay.score_reward import ScoreRewardTransform
 from vlmrb.replay.terms import TDTerm
 
+CONFIGS = Path(__file__).parents[2] / "configs"
 WORLD = World(max_length=9)
 STRATEGIES = ("future", "final", "episode", "random")
 
@@ -327,6 +329,23 @@ def test_what_cannot_work_is_refused_in_one_line(make_settings: Any, says: str) 
     with pytest.raises(ValueError, match=says) as error:
         make_settings()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("minigrid/doorkey_6x6_dqn", r"observations of env\.id 'MiniGrid-DoorKey-6x6-v0' hold none"),
+        ("ogbench/scene_3_sac_small", r"env\.id 'scene-play-singletask-task3-v0' is none of them"),
+        ("point_reach/point_reach_6_sac", None),
+    ],
+)
+def test_environments_without_goals_are_refused_before_anything_is_loaded(config: str, says: str | None) -> None:
+    settings = [part for name in (config, "replay/her") for part in ("-c", str(CONFIGS / f"{name}.yaml"))]
+    if says is None:
+        require_sound(settings)
+    else:
+        with pytest.raises(ValueError, match=rf"replay\.her .*{says}"):
+            require_sound(settings)
 
 
 def test_a_scheme_that_reads_scores_says_so() -> None:
