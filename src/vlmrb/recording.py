@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 PATTERN = "episode-*.npz"
 MEMORY_GIB: Final = 4.0
-_OBJECTS: Final = 700  # bytes that Python takes for the arrays and numbers of an env step, beside their content
+_OBJECTS: Final = 800  # bytes that Python takes for the arrays and numbers of an env step, beside their content
 
 
 def episode_files(folder: Path) -> list[Path]:
@@ -124,8 +124,8 @@ def record(
     for number, episode in enumerate(tqdm(played, "record", episodes, unit="episode")):
         if episode.cut and not cut:
             log.warning(
-                "episode %d was cut after %s env steps: those under way take more than --memory_gib %g; set "
-                "env.max_steps, or lower env.num_envs or env.frame_size",
+                "episode %d was cut after %s env steps: those under way take more than --memory_gib %g; a smaller "
+                "env.max_steps, env.num_envs or env.frame_size keeps episodes whole",
                 number,
                 f"{len(episode.action):,}",
                 memory_gib,

@@ -99,7 +99,7 @@ def test_a_recording_says_that_episodes_were_cut(tmp_path: Path, caplog: pytest.
     assert main([*command, "--memory_gib", memory]) == 0
     warning, summary = caplog.messages
     assert warning.startswith("episode 0 was cut after 11 env steps: those under way take more than --memory_gib ")
-    assert warning.endswith("; set env.max_steps, or lower env.num_envs or env.frame_size")
+    assert warning.endswith("; a smaller env.max_steps, env.num_envs or env.frame_size keeps episodes whole")
     assert summary == f"4 episodes in {out}, 0 of them successful, 4 cut"
     for file in recording.episode_files(out):
         rows = read_episode(file)

@@ -17,6 +17,7 @@ from gymnasium.error import DependencyNotInstalled
 from minigrid.wrappers import FullyObsWrapper
 
 from vlmrb.envs import EnvConfig, make_env, make_renderer
+from vlmrb.envs import workers as processes
 from vlmrb.envs.grid import GridLayout
 from vlmrb.envs.success import default_success
 
@@ -323,7 +324,10 @@ def test_what_fails_in_a_worker_is_raised_here() -> None:
 
 
 @pytest.mark.slow
-def test_workers_that_are_left_in_the_middle_of_a_step_end_quietly(capfd: pytest.CaptureFixture[str]) -> None:
+def test_workers_that_are_left_in_the_middle_of_a_step_end_quietly(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_CLOSE_TIMEOUT_S", 60.0)  # they end by themselves, however busy the machine
     env = make_env(_config(workers=3), seed=0)
     first, *others = env.simulator._groups
     first._process.kill()

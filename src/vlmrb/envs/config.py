@@ -46,8 +46,8 @@ class EnvConfig:
         workers: processes that share the instances of Gymnasium-stepped ids; 0 steps all of them in this process.
             Worth it from about a millisecond per step on; array-stepped ids refuse it, they are faster without.
         worker_timeout_s: seconds without an answer after which a worker is taken to hang, is killed and ends the run;
-            ``None`` waits for ever. Its first answer, before which it imports and makes its instances, has at least 60.
-            Must exceed what the slowest reset or step of all the worker's instances takes. Lower → a hanging
+            ``None`` waits for ever. Its first answer, before which it imports and makes its instances, has at least 180
+            s. Must exceed what the slowest reset or step of all the worker's instances takes. Lower → a hanging
             environment is noticed sooner. Without workers nothing can be interrupted.
         actions: the environment's own numbers of the discrete actions that the agent may choose, such as
             ``[0, 1, 2, 3, 5]`` for DoorKey without dropping the key and doing nothing; ``None`` gives it all. Fewer →

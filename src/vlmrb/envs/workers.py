@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vlmrb.envs.instance import Instance
 
 _CLOSE_TIMEOUT_S = 5.0
-_START_S = 60.0  # until a worker's first answer, at least: it imports, and makes its instances
+_START_S = 180.0  # until a worker's first answer, at least: it imports and makes its instances, on a busy machine
 
 
 class Group(Protocol):
@@ -129,7 +129,7 @@ class RemoteGroup:
         make: picklable; makes one instance.
         num_envs: how many.
         name: of the worker, for messages: environment and number.
-        timeout_s: seconds to wait for an answer; ``None`` waits for ever. The first one has at least a minute.
+        timeout_s: seconds to wait for an answer; ``None`` waits for ever. The first one has three minutes or more.
     """
 
     def __init__(self, make: Callable[[], Instance], num_envs: int, name: str, timeout_s: float | None = None) -> None:
