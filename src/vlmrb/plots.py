@@ -40,16 +40,14 @@ def student_t(degrees_of_freedom: int) -> float:
     return z + (z**3 + z) / (4 * degrees_of_freedom)  # first term of the expansion, right to 0.002 from 31 on
 
 
-def confidence_band(curves: Sequence[Curve]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Averages curves of several seeds, with the half-width of a 95 % confidence interval of their mean (Student's t).
-
-    Curves known at different steps are interpolated linearly at all their steps, over the range that all cover.
+def align_curves(curves: Sequence[Curve]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Puts curves of several seeds on common steps: all their own, over the range that all cover.
 
     Args:
-        curves: one per seed.
+        curves: one per seed; between their steps they are interpolated linearly.
 
     Returns:
-        Env steps, mean and half-width, each ``float64[K]``; the half-width is NaN for a single curve.
+        Env steps ``float64[K]`` and values ``float64[seeds, K]``.
 
     Raises:
         ValueError: no curve, an empty one, steps that do not increase, or no range that all cover.
@@ -65,8 +63,23 @@ def confidence_band(curves: Sequence[Curve]) -> tuple[NDArray[np.float64], NDArr
         raise ValueError(f"the curves share no range of steps: one begins at {first:.0f}, another ends at {last:.0f}")
     grid = np.unique(np.concatenate([steps for steps, _ in known]))
     grid = grid[(grid >= first) & (grid <= last)]
-    table = np.stack([np.interp(grid, steps, values) for steps, values in known])  # [seeds, K]
-    n = len(known)
+    return grid, np.stack([np.interp(grid, steps, values) for steps, values in known])
+
+
+def confidence_band(curves: Sequence[Curve]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Averages curves of several seeds, with the half-width of a 95 % confidence interval of their mean (Student's t).
+
+    Args:
+        curves: one per seed, put on common steps by `align_curves`.
+
+    Returns:
+        Env steps, mean and half-width, each ``float64[K]``; the half-width is NaN for a single curve.
+
+    Raises:
+        ValueError: as `align_curves`.
+    """
+    grid, table = align_curves(curves)
+    n = len(table)
     half = student_t(n - 1) * table.std(0, ddof=1) / math.sqrt(n) if n > 1 else np.full(len(grid), np.nan)
     return grid, table.mean(0), half
 
