@@ -20,6 +20,7 @@ usage: vlmrb VERB [options]
   evaluate   play episodes with a trained agent: vlmrb evaluate --ckpt runs/…/checkpoints/last.ckpt
   demo       five minutes on a laptop: VLM-RB beside uniform replay, with pictures, in runs/demo
   sweep      configurations × seeds → CSV and a plot with confidence bands; resumable
+  report     runs beside each other and beside the paper, as tables, pictures and a page: vlmrb report RUNS… --out DIR
   serve      put a scorer behind HTTP: vlmrb serve -c configs/scorer/sprites.yaml; runs use configs/scorer/remote.yaml
   record     play episodes with a script or an agent for a run to start with: vlmrb fit --prefill FOLDER
   corpus     collect labelled clips of an environment, or of your own videos
@@ -70,6 +71,14 @@ def _sweep(args: list[str]) -> int:
     from vlmrb.experiments.run import sweep
 
     return _call(sweep, args)
+
+
+def _report(args: list[str]) -> int:
+    from vlmrb.experiments.report.command import report
+
+    if args and not args[0].startswith("-"):
+        args = ["--runs", *args]
+    return _call(report, args)
 
 
 def _serve(args: list[str]) -> int:
@@ -133,6 +142,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "evaluate": _evaluate,
     "demo": _demo,
     "sweep": _sweep,
+    "report": _report,
     "serve": _serve,
     "record": _record,
     "corpus": _corpus,

@@ -170,7 +170,8 @@ def _figure(picture: Picture) -> str:
         f"data:image/png;base64,{base64.b64encode(image).decode()}" for image in (picture.light, picture.dark)
     )
     return (
-        f'<figure style="width: {picture.width}px"><picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
+        f'<figure style="width: {picture.width}px"><picture>'
+        f'<source media="(prefers-color-scheme: dark)" srcset="{dark}">'
         f'<img src="{light}" alt="{escape(picture.title)}" width="{picture.width}"></picture>'
         f"<figcaption>{escape(picture.caption)}</figcaption></figure>"
     )
