@@ -48,7 +48,7 @@ def build_buffer(
     return VLMReplayBuffer(
         config.capacity,
         batch_size=config.batch_size,
-        terms=config.terms(),
+        terms=config.terms(seed + 4),
         lam=config.lam_schedule(total_env_steps, learning_starts),
         beta=config.beta_schedule(total_env_steps, learning_starts),
         clip_length=config.clip_length,

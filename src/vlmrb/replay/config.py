@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vlmrb.ranges import AT_LEAST_ONE, POSITIVE, SHARE, require
+from vlmrb.replay.ero import EROTerm
 from vlmrb.replay.rank import RankTerm
 from vlmrb.replay.relo import ReLoTerm
 from vlmrb.replay.rules.term import RuleTerm
 from vlmrb.replay.schedule import LinearSchedule
-from vlmrb.replay.schemes import AERConfig, HERConfig, RankConfig, ReLoConfig, RulesConfig, ScoreRewardConfig
+from vlmrb.replay.schemes import AERConfig, EROConfig, HERConfig, RankConfig, ReLoConfig, RulesConfig, ScoreRewardConfig
 from vlmrb.replay.terms import AgeTerm, PriorityTerm, TDTerm, VLMTerm
 
 
@@ -94,6 +95,7 @@ class ReplayConfig:
         rank: the rank of |δ| as a factor of the priority (rank-based PER), or null.
         relo: the reducible loss as a factor of the priority, or null.
         rules: how true rules are of a row as a factor of the priority, or null.
+        ero: replay what a mask keeps that is learnt from returns, or null.
         aer: draw more rows than a batch needs and train on those most like the present states, or null.
         her: replay rows with goals that were achieved in the place of those that were asked for, or null.
         score_reward: the clip's score as a part of the reward, or null.
@@ -119,6 +121,7 @@ class ReplayConfig:
     rank: RankConfig | None = None
     relo: ReLoConfig | None = None
     rules: RulesConfig | None = None
+    ero: EROConfig | None = None
     aer: AERConfig | None = None
     her: HERConfig | None = None
     score_reward: ScoreRewardConfig | None = None
@@ -147,11 +150,13 @@ class ReplayConfig:
             raise ValueError(f"replay: {error}") from error
         if not terms and self.lam_max > 0:
             raise ValueError(
-                f"replay.lam_max={self.lam_max} has no effect without a priority: set td, vlm, age, rank, relo or "
+                f"replay.lam_max={self.lam_max} has no effect without a priority: set td, vlm, age, rank, relo, ero or "
                 "rules, or lam_max to 0"
             )
         if self.td is not None and self.rank is not None:
             raise ValueError("replay.td and replay.rank are two priorities by |δ|: set one of them to null")
+        if self.ero is not None and self.lam_max == 0:
+            raise ValueError("replay.ero has no effect at lam_max=0: uniform draws heed no mask")
         if self.stratified and self.lam_max == 0:
             raise ValueError("replay.stratified=true has no effect at lam_max=0: it is about prioritised draws")
         if self.rules is not None and self.lam_max == 0:
@@ -180,10 +185,10 @@ class ReplayConfig:
     @property
     def needs_td_errors(self) -> bool:
         """Whether the scheme reads |δ|."""
-        return self.td is not None or self.rank is not None
+        return self.td is not None or self.rank is not None or self.ero is not None
 
-    def terms(self) -> list[PriorityTerm]:
-        """Returns the priority terms that are switched on."""
+    def terms(self, seed: int = 0) -> list[PriorityTerm]:
+        """Returns the priority terms that are switched on; ``seed`` is of those that draw by chance."""
         terms: list[PriorityTerm] = []
         if self.vlm is not None:
             terms.append(VLMTerm(self.vlm.threshold, self.vlm.unscored, self.vlm.exponent))
@@ -195,9 +200,22 @@ class ReplayConfig:
             terms.append(RankTerm(self.rank.exponent, self.rank.refresh_fraction * self.capacity))
         if self.relo is not None:
             terms.append(ReLoTerm(self.relo.map, self.relo.exponent, self.relo.eps))
+        if self.ero is not None:
+            terms.append(self._ero_term(self.ero, seed))
         if self.rules is not None:
             terms.append(RuleTerm(self.rules.file, self.rules.eta))
         return terms
+
+    def _ero_term(self, ero: EROConfig, seed: int) -> EROTerm:
+        return EROTerm(
+            ero.window_fraction * self.capacity,
+            ero.min_episodes,
+            ero.min_kept,
+            ero.learning_rate,
+            ero.updates,
+            ero.batch_size,
+            seed,
+        )
 
     def require_for(self, env_id: str) -> None:
         """Refuses files that the scheme reads if they cannot be read or are for other environments.

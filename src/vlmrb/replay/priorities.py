@@ -47,7 +47,8 @@ class Priorities:
         self._sampler = sampler
         self._read_by_terms = {term.column for term in self.terms}
         self._readers = [term for term in self.terms if type(term).values_of is not PriorityTerm.values_of]
-        self._largest = {term.column: LiveMaximum(capacity) for term in self.terms if term.largest_first}
+        largest_first = {name for term in self.terms for name in term.columns_largest_first()}
+        self._largest = {name: LiveMaximum(capacity) for name in sorted(largest_first)}
         # All columns hold their initial values now: a term that cannot take them would fail at every block to come.
         compose(self.terms, self.columns.arrays, np.zeros(1, np.int64), source="a row without late information")
 
@@ -78,6 +79,11 @@ class Priorities:
         """Shows the terms a block of raw rows ``[n, T]``."""
         for term in self.terms:
             term.observe(block)
+
+    def end_streams(self) -> None:
+        """Tells the terms that all running episodes end here."""
+        for term in self.terms:
+            term.end_streams()
 
     def values_of(self, rows: TensorDictBase) -> dict[str, ArrayLike]:
         """Returns what the terms say about rows ``[n, T]`` just stored: column → ``float64[n·T]``."""

@@ -87,6 +87,37 @@ class RulesConfig:
 
 
 @dataclass(frozen=True)
+class EROConfig:
+    """Experience replay optimisation; see `vlmrb.replay.ero.EROTerm`.
+
+    Attributes:
+        window_fraction: env steps between two masks, as a share of the buffer's capacity. Lower → φ gets more gradient
+            steps from noisier returns, at O(N) each time.
+        min_episodes: episodes that must have ended between two masks. Higher → surer returns, fewer masks.
+        min_kept: share of the rows that a mask must keep to be used, in [0, 1). Higher → more variety, less freedom.
+        learning_rate: Adam's step size for φ. Higher → faster and more at the mercy of chance.
+        updates: gradient steps per mask. Higher → faster, on the same noisy reward.
+        batch_size: rows per gradient step. Higher → they stand better for the whole mask, more time.
+    """
+
+    window_fraction: float = 0.02
+    min_episodes: int = 10
+    min_kept: float = 0.1
+    learning_rate: float = 1e-3
+    updates: int = 4
+    batch_size: int = 1024
+
+    def __post_init__(self) -> None:
+        """Refuses settings outside their ranges."""
+        counts = {"min_episodes": self.min_episodes, "updates": self.updates, "batch_size": self.batch_size}
+        require(AT_LEAST_ONE, "replay.ero", **counts)
+        require(POSITIVE_SHARE, "replay.ero", window_fraction=self.window_fraction)
+        require(POSITIVE, "replay.ero", learning_rate=self.learning_rate)
+        if not 0 <= self.min_kept < 1:
+            raise ValueError(f"replay.ero.min_kept={self.min_kept} must lie in [0, 1)")
+
+
+@dataclass(frozen=True)
 class AERConfig:
     """Attentive experience replay; see `vlmrb.replay.similarity.SimilaritySelector`.
 

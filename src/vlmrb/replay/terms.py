@@ -39,6 +39,10 @@ class PriorityTerm:
         """Returns the columns that the term needs, with their initial values; the buffer's own ones keep theirs."""
         return {self.column: self.initial}
 
+    def columns_largest_first(self) -> tuple[str, ...]:
+        """Returns the columns of which a row just written gets the largest value, as `largest_first` says of one."""
+        return (self.column,) if self.largest_first else ()
+
     def log_priority(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Returns the logarithm of the factor.
 
@@ -52,6 +56,9 @@ class PriorityTerm:
 
     def observe(self, block: TensorDictBase) -> None:
         """Sees every block of raw one-step rows ``[n, T]``, before it is stored."""
+
+    def end_streams(self) -> None:
+        """All running episodes end here without a last row; what comes next may be other environments."""
 
     def values_of(self, rows: TensorDictBase) -> dict[str, NDArray[np.float64]]:
         """Returns what the term's columns hold for rows ``[K]`` just stored, ``float64[K]`` each.
