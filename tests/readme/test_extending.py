@@ -16,7 +16,7 @@ import pytest
 import torch
 from torchrl.envs.utils import check_env_specs
 
-from vlmrb.envs import EnvConfig, make_env, make_renderer, registry
+from vlmrb.envs import EnvConfig, make_env, make_goals, make_renderer, registry
 from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.replay.terms import VLMTerm
 from vlmrb.scoring.service import ScoringService
@@ -119,3 +119,19 @@ def test_the_pages_priority_term_changes_what_is_sampled(room: EnvConfig) -> Non
     again = torch.cat([buffer.sample()["index"] for _ in range(50)])
     favourite = max(final, key=final.__getitem__)
     assert (again == favourite).sum() > 2 * len(again) / len(buffer)  # about five times what uniform replay gives
+
+
+def test_the_toy_familys_goals_are_judged_as_it_judges_them(room: EnvConfig) -> None:
+    make_env(room).close()  # imports the module
+    (code,) = re.findall(r"```python\n(.*?)```", (PAGES.parent / "replay" / "hindsight.md").read_text(), re.DOTALL)
+    exec(code, sys.modules[room.id.partition(":")[0]].__dict__)
+    goals, after = make_goals(room), make_env(room, seed=1).rollout(200, break_when_any_done=False)["next"]
+    seen = after["observation"].flatten(0, 1).numpy()
+    reward, terminated = goals.judge(seen)
+    np.testing.assert_array_equal(reward, after["reward"].flatten())
+    np.testing.assert_array_equal(terminated, after["terminated"].flatten())
+    assert reward.any()
+    goal = goals.achieved(seen[::-1])
+    moved = goals.place(seen, goal)
+    np.testing.assert_array_equal(goals.achieved(moved), goals.achieved(seen))
+    np.testing.assert_array_equal(goals.judge(moved)[1], (goals.achieved(seen) == goal).all(1))
