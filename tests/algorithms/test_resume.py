@@ -24,6 +24,7 @@ from vlmrb.callbacks.scoring import ScoringCallback
 from vlmrb.envs import EnvConfig
 from vlmrb.loggers import AppendingCSVLogger
 from vlmrb.replay.config import AgeConfig, ImportanceConfig, ReplayConfig, TDConfig, VLMConfig
+from vlmrb.replay.schemes import RulesConfig
 from vlmrb.scoring.controls import Shuffled
 from vlmrb.scoring.milestones import MilestonesScorer
 from vlmrb.scoring.sprites import SpritesScorer
@@ -32,11 +33,15 @@ pytestmark = pytest.mark.slow
 
 SEGMENT = 480  # env steps between two interruptions
 CAPACITY = 320  # rows: the buffer has wrapped at every interruption
+RULES = Path(__file__).parents[2] / "configs/rules/doorkey.json"
 SCHEMES = {
     "uniform": ReplayConfig(vlm=None, lam_max=0.0),
     "per": ReplayConfig(vlm=None, td=TDConfig(0.6, 1e-6), lam_max=1.0, importance_weights=ImportanceConfig()),
     "vlm": ReplayConfig(vlm=VLMConfig()),
     "vlm_td": ReplayConfig(vlm=VLMConfig(threshold=None, unscored=0.05), td=TDConfig()),
+    "rules": ReplayConfig(
+        vlm=None, td=TDConfig(0.6, 1e-6), rules=RulesConfig(str(RULES)), lam_max=1.0, importance_weights=ImportanceConfig()
+    ),
     "vlm_td_age": ReplayConfig(vlm=VLMConfig(threshold=None), td=TDConfig(), age=AgeConfig(200.0)),
 }
 
