@@ -16,7 +16,7 @@ from vlmrb.envs import EnvConfig, make_env, make_renderer
 
 log = logging.getLogger(__name__)
 
-VIDEO_FRAMES: Final = 1_000  # two minutes; of a longer episode, every other frame, every fourth, …
+VIDEO_FRAMES: Final = 1_001  # 1,000 env steps, two minutes; of a longer episode, every other frame, every fourth, …
 
 
 @dataclass(frozen=True)
@@ -141,6 +141,6 @@ def evaluate(
             "the video shows one of %d frames, as its episode of %s env steps has more than %s",
             film.every,
             f"{int(lengths[0]):,}",
-            f"{VIDEO_FRAMES:,}",
+            f"{VIDEO_FRAMES - 1:,}",
         )
     return EvaluationResult(successes, returns, lengths, frames)

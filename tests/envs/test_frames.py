@@ -144,4 +144,4 @@ def test_the_video_of_a_long_episode_is_thinned_out_and_says_so(
     assert not caplog.messages
     long = _evaluate(_config(kwargs={"length": 11}), video=True)
     assert long.video[:, 0, 0, 0].tolist() == [0, 4, 8, 11]
-    assert caplog.messages == ["the video shows one of 4 frames, as its episode of 11 env steps has more than 5"]
+    assert caplog.messages == ["the video shows one of 4 frames, as its episode of 11 env steps has more than 4"]
