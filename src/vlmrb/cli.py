@@ -117,7 +117,7 @@ def _rules(args: list[str]) -> int:
 
     from vlmrb.replay.rules.verbs import fit, predicates, propose
 
-    verbs = {"predicates": predicates, "propose": propose, "fit": fit}
+    verbs: dict[str, Any] = {"predicates": predicates, "propose": propose, "fit": fit}
     if args and args[0] in verbs:
         args = [args[0], *_lists(verbs[args[0]], args[1:])]
     return auto_cli(verbs, args=args, as_positional=False, prog="vlmrb rules", exit_on_error=False) or 0
