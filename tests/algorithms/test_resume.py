@@ -40,7 +40,11 @@ SCHEMES = {
     "vlm": ReplayConfig(vlm=VLMConfig()),
     "vlm_td": ReplayConfig(vlm=VLMConfig(threshold=None, unscored=0.05), td=TDConfig()),
     "rules": ReplayConfig(
-        vlm=None, td=TDConfig(0.6, 1e-6), rules=RulesConfig(str(RULES)), lam_max=1.0, importance_weights=ImportanceConfig()
+        vlm=None,
+        td=TDConfig(0.6, 1e-6),
+        rules=RulesConfig(str(RULES)),
+        lam_max=1.0,
+        importance_weights=ImportanceConfig(),
     ),
     "vlm_td_age": ReplayConfig(vlm=VLMConfig(threshold=None), td=TDConfig(), age=AgeConfig(200.0)),
 }
