@@ -19,7 +19,7 @@ usage: vlmrb VERB [options]
   fit        train: vlmrb fit -c configs/minigrid/doorkey_6x6_dqn.yaml -c configs/replay/vlm.yaml
   evaluate   play episodes with a trained agent: vlmrb evaluate --ckpt runs/…/checkpoints/last.ckpt
   demo       five minutes on a laptop: VLM-RB beside uniform replay, with pictures, in runs/demo
-  sweep      configurations × seeds → CSV and a plot with confidence bands; resumable
+  sweep      configurations × schemes × seeds, here or on Ray, resumable: vlmrb sweep studies/small_schemes.yaml
   report     runs beside each other and beside the paper, as tables, pictures and a page: vlmrb report RUNS… --out DIR
   serve      put a scorer behind HTTP: vlmrb serve -c configs/scorer/sprites.yaml; runs use configs/scorer/remote.yaml
   record     play episodes with a script or an agent for a run to start with: vlmrb fit --prefill FOLDER
@@ -70,6 +70,8 @@ def _demo(args: list[str]) -> int:
 def _sweep(args: list[str]) -> int:
     from vlmrb.experiments.run import sweep
 
+    if args and not args[0].startswith("-"):
+        args = ["--study", *args]
     return _call(sweep, args)
 
 
