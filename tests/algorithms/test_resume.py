@@ -24,7 +24,7 @@ from vlmrb.callbacks.scoring import ScoringCallback
 from vlmrb.envs import EnvConfig
 from vlmrb.loggers import AppendingCSVLogger
 from vlmrb.replay.config import AgeConfig, ImportanceConfig, ReplayConfig, TDConfig, VLMConfig
-from vlmrb.replay.schemes import RulesConfig
+from vlmrb.replay.schemes import AERConfig, EROConfig, RulesConfig
 from vlmrb.scoring.controls import Shuffled
 from vlmrb.scoring.milestones import MilestonesScorer
 from vlmrb.scoring.sprites import SpritesScorer
@@ -46,6 +46,10 @@ SCHEMES = {
         lam_max=1.0,
         importance_weights=ImportanceConfig(),
     ),
+    "aer": ReplayConfig(
+        vlm=None, td=TDConfig(), lam_max=0.5, aer=AERConfig(3.0, 1.0, "features"), importance_weights=ImportanceConfig()
+    ),
+    "ero": ReplayConfig(vlm=None, lam_max=1.0, ero=EROConfig(0.1, min_episodes=2, batch_size=64)),
     "vlm_td_age": ReplayConfig(vlm=VLMConfig(threshold=None), td=TDConfig(), age=AgeConfig(200.0)),
 }
 

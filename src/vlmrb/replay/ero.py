@@ -31,7 +31,8 @@ class EROTerm(PriorityTerm):
     next one. The features are the row's reward, |δ| and age, each standardised over all rows at that moment.
 
     The reward is divided by the root mean square of the changes so far, so that its scale does not matter. A mask that
-    keeps less than ``min_kept`` of the rows is not used: all are kept, and that is what the reward goes to.
+    keeps less than ``min_kept`` of the rows is not used: replay is uniform, and the mask gets the reward −1 at once, so
+    that φ finds its way out.
 
     Args:
         window: env steps of a window, at least.
@@ -128,11 +129,12 @@ class EROTerm(PriorityTerm):
         self._returns.begin()
         features = features_of(columns, env_steps)
         kept = self.policy.draw(features)
+        picked = self.policy.pick(len(kept), self.updates * self.batch_size)
+        self._sample = features[picked], kept[picked]
         if np.count_nonzero(kept) < max(1.0, self.min_kept * len(kept)):
-            kept[:] = True
+            self._learn(-1.0, *self._sample)
+            kept[:], self._sample = True, None
         columns[KEPT][:] = kept
-        sample = self.policy.pick(len(kept), self.updates * self.batch_size)
-        self._sample = features[sample], kept[sample]
 
     def _normalised(self, change: float) -> float:
         if change == 0:
