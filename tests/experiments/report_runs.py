@@ -57,7 +57,7 @@ def leave_run(
     *,
     finished: bool = True,
     exit_code: int | None = 0,
-    config: str = "configs/doorkey_6x6_dqn.yaml",
+    config: str | None = None,
     label: str | None = None,
     seed: int | None = None,
     seconds: float = 1.0,
@@ -72,7 +72,7 @@ def leave_run(
         settings: of its config.yaml; ``None``: there is none.
         finished: whether its summary says so; there is no summary for one that failed.
         exit_code: in the record.
-        config: in the record.
+        config: in the record; by default that of the folder.
         label: in the record; by default that of the folder.
         seed: in the record; by default that of the folder.
         seconds: between evaluations.
@@ -83,7 +83,8 @@ def leave_run(
     label = folder.parent.name if label is None else label
     seed = int(folder.name.rpartition("_")[2]) if seed is None else seed
     if label:
-        record = {"config": config, "overlay": f"configs/replay/{label}.yaml", "seed": seed, "exit_code": exit_code}
+        config = folder.parent.parent.name if config is None else config
+        record = {"schema": 2, "config": config, "scheme": label, "seed": seed, "exit_code": exit_code}
         (folder / "cell.json").write_text(json.dumps(record))
     if settings is not None:
         (folder / "config.yaml").write_text(yaml.safe_dump({"seed_everything": seed, **settings}))

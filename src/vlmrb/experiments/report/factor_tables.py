@@ -124,7 +124,7 @@ FACTORS = (
         lambda arm: str(get(arm.settings, "env.visuals")),
         ("env.visuals",),
         (_BEST, _TO_UNIFORM),
-        {},
+        {tiles: tiles for tiles in ("standard", "misleading", "abstract")},
     ),
     Factor(
         "clip_length",

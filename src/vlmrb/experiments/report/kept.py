@@ -28,8 +28,9 @@ def kept_results(root: Path) -> Iterator[Path]:
 def read_results(path: Path) -> list[Run]:
     """Reads the runs in a results.csv.
 
-    A commands.txt beside it (``sac_commands.txt`` beside ``sac_results.csv``) says which configuration files they were
-    run with. Their settings are then what those files say today, as far as they exist, and nothing without it.
+    A commands.txt beside it (``sac_commands.txt`` beside ``sac_results.csv``), or one folder up, says which
+    configuration files they were run with. Their settings are then what those files say today, as far as they exist,
+    and nothing without it.
 
     Raises:
         ValueError: the file is something else, or damaged.
@@ -41,7 +42,8 @@ def read_results(path: Path) -> list[Run]:
             f"{path} is no results.csv of vlmrb sweep, which has the columns {', '.join(COLUMNS)}: give that file, or "
             "the folder of a run, a sweep or a calibration"
         ) from None
-    commands = _read_commands(path.with_name(path.name.removesuffix(_ENDING) + "commands.txt"))
+    beside = path.with_name(path.name.removesuffix(_ENDING) + "commands.txt")
+    commands = _read_commands(beside) or _read_commands(path.absolute().parent.parent / "commands.txt", path)
     cells: dict[tuple[str, str, str], list[Mapping[str, str]]] = {}
     for number, row in enumerate(rows, 2):
         if row["status"] not in STATUS or not row["seed"].isdigit():
@@ -106,12 +108,20 @@ class _Command:
                 content = yaml.safe_load(file.read_text())
                 _merge(settings, content if isinstance(content, dict) else {})
         for name, value in self.overrides:
-            *sections, last = name.split(".")
-            nested: Any = yaml.safe_load(value)
-            for part in (last, *reversed(sections)):
-                nested = {part: nested}
-            _merge(settings, nested)
+            _set(settings, name.split("."), yaml.safe_load(value))
         return settings
+
+
+def _set(settings: dict[str, Any], names: Sequence[str], value: Any) -> None:
+    """Sets one option; a class's arguments may be named without ``init_args``, as in ``scoring.control.kappa``."""
+    found = settings
+    for name in names[:-1]:
+        if not isinstance(found.get(name), dict):
+            found[name] = {}
+        found = found[name]
+        if "class_path" in found and "init_args" not in names and names[-1] != "class_path":
+            found = found.setdefault("init_args", {})
+    found[names[-1]] = value
 
 
 def _merge(into: dict[str, Any], content: Mapping[str, Any]) -> None:
@@ -130,8 +140,13 @@ def _copy(value: Any) -> Any:
     return {key: _copy(inner) for key, inner in value.items()} if isinstance(value, Mapping) else value
 
 
-def _read_commands(path: Path) -> dict[tuple[str, int], list[_Command]]:
-    """Returns (scheme, seed) → its commands, one for each configuration, from a commands.txt."""
+def _read_commands(path: Path, results: Path | None = None) -> dict[tuple[str, int], list[_Command]]:
+    """Returns (scheme, seed) → its commands, one for each configuration, from a commands.txt.
+
+    Args:
+        path: of the commands; there may be none.
+        results: count only what ran into this file's folder.
+    """
     found: dict[tuple[str, int], list[_Command]] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         words = shlex.split(line)
@@ -146,7 +161,8 @@ def _read_commands(path: Path) -> dict[tuple[str, int], list[_Command]]:
             elif option.startswith("--") and "." in option:
                 overrides.append((option.removeprefix("--"), value))
         match = re.fullmatch(r"seed_(\d+)", Path(folder).name)
-        if match and files:
+        elsewhere = results is not None and Path(folder).parent.parent.name != results.absolute().parent.name
+        if match and files and not elsewhere:
             key = Path(folder).parent.name, int(match[1])
             found.setdefault(key, []).append(_Command(tuple(files), tuple(overrides)))
     return found

@@ -78,10 +78,14 @@ class Run:
 
 
 def run_folders(root: Path) -> Iterator[Path]:
-    """Yields the folders of runs in and below a folder, in order; not those that a later run has moved aside."""
+    """Yields the folders of runs in and below a folder, in order.
+
+    Those that a later run has moved aside do not count, nor does an evaluations.csv that is kept beside a results.csv.
+    """
     for folder, inner, files in os.walk(root):
         inner[:] = sorted(name for name in inner if name not in _NEVER_RUNS and not _MOVED_ASIDE.search(name))
-        if {RECORD, SUMMARY, EVALUATIONS} & set(files):
+        found = {RECORD, SUMMARY, EVALUATIONS} & set(files)
+        if found and not (found == {EVALUATIONS} and "results.csv" in files):
             yield Path(folder)
 
 

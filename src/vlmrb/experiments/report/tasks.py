@@ -56,8 +56,8 @@ class Arm:
 
     @property
     def scored(self) -> bool:
-        """Whether its priorities rest on a scorer."""
-        return "vlm" in re.split(r"\W|_", self.kind)
+        """Whether its priorities or its rewards rest on a scorer."""
+        return self.kind == "vlm_td" or bool({"vlm", "score_reward"} & set(self.kind.split("+")))
 
     @property
     def scorer(self) -> ScorerName:
