@@ -116,6 +116,7 @@ def test_the_digest_tells_what_priorities_depend_on() -> None:
         (lambda s, a, s2: s[:, 0] + 0.5, r"must give values in \[0, 1\], got 0.5 to 1.5"),
         (lambda s, a, s2: np.full(len(a), np.nan), r"must give values in \[0, 1\], got nan to nan"),
         (lambda s, a, s2: s, r"must give one value per row, \[2\], got \[2, 2\]"),
+        (lambda s, a, s2: s[:, 2], r"failed: IndexError: index 2 is out of bounds"),
         (lambda s, a, s2: True, r"must give one value per row, \[2\], got \[\]"),
     ],
 )

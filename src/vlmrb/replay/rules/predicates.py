@@ -109,9 +109,12 @@ class PredicateFamily:
             ``float64[K]`` in [0, 1].
 
         Raises:
-            ValueError: the predicate gave something else; names it.
+            ValueError: the predicate failed or gave something else; names it.
         """
-        values = np.asarray(self.predicates[name](s, a, s2), np.float64)
+        try:
+            values = np.asarray(self.predicates[name](s, a, s2), np.float64)
+        except Exception as error:  # whatever a user's function raises
+            raise ValueError(f"predicate {name!r} failed: {type(error).__name__}: {error}") from error
         if values.shape != (len(a),):
             raise ValueError(f"predicate {name!r} must give one value per row, [{len(a)}], got {list(values.shape)}")
         if len(values) and not (values.min() >= 0 and values.max() <= 1):  # NaN fails every comparison
