@@ -85,3 +85,15 @@ def test_terminal_shows_a_table_that_fits(tmp_path: Path, monkeypatch: pytest.Mo
     assert rows[0][:-1] == ["large", "uniform", "5", "running", "1,000", "/", "4,000", "(25%)", "123", "0.25"]
     assert rows[1] == ["base", "uniform", "0", "done", "200", "0.67"]
     assert "and 28 more" in "\n".join(shown)
+
+
+def test_run_that_was_taken_back_before_it_began_waits_again(tmp_path: Path) -> None:
+    cell = make_cell(tmp_path / "sweep")
+    cell.record_start()
+    cell.record_end(1)  # by an earlier sweep
+    screen, text = console(terminal=False)
+    with Board([cell], BUDGETS, "mine", screen) as board:
+        board.started(cell)
+        board.ended(cell, begun=False)
+        assert board.headline(jobs=1).startswith("0 of 1 done, 1 waiting; ")
+    assert text.getvalue() == "1 run, 0 already finished\n"

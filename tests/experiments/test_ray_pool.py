@@ -50,6 +50,22 @@ def test_impossible_address_is_refused_with_rays_reason() -> None:
         require_answer("nonsense", timeout_s=100)
 
 
+@pytest.mark.slow
+def test_cluster_of_its_own_runs_and_records_what_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    refused, lost = (make_cell(tmp_path / "sweep", scheme, overrides=["--env.no", "1"]) for scheme in "ab")
+    with RayPool("local", 1, ONE) as pool:
+        assert pool.jobs == 1
+        pool.launch(refused)
+        assert pool.ended(timeout_s=200) == [(refused, True)]
+        monkeypatch.setattr(os, "getcwd", lambda: str(tmp_path / "nowhere"))
+        pool.launch(lost)
+        assert pool.ended(timeout_s=200) == [(lost, True)]
+    assert [cell.status for cell in (refused, lost)] == ["failed", "failed"]
+    assert "--env.no" in refused.last_words()[0]
+    assert f"Ray could not start this run: {tmp_path}/nowhere is not there" in lost.last_words()[0]
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """Starts a cluster of two nodes with a place for one run each, and returns its address."""
@@ -104,6 +120,7 @@ def test_sigterm_ends_runs_on_ray_saved_and_another_sweep_goes_on(tmp_path: Path
     exit_code, printed = run_until(command, ready, [signal.SIGTERM])
     assert exit_code == 143, printed
     assert "base uniform seed 1: interrupted" in printed
+    assert "FAILED (exit code None)" not in printed  # what had not begun was taken back
     assert json.loads((good[1] / "cell.json").read_text())["exit_code"] == 143
     assert left_running(str(tmp_path)) == []
     exit_code, printed = run_until(command, lambda: True, [])

@@ -22,7 +22,8 @@ env: {id: MiniGrid-DoorKey-5x5-v0, num_envs: 4}
 training: {total_env_steps: 800, learning_starts: 200, frames_per_batch: 40}
 replay: {capacity: 1000, batch_size: 16}
 model: {class_path: vlmrb.algorithms.DQN}
-evaluation: {every_n_env_steps: 200, episodes: 4}
+evaluation: {every_n_env_steps: 200, episodes: 4, video_every_n_env_steps: null}
+monitoring: {clips_every_n_env_steps: null}
 trainer: {accelerator: cpu}
 """
 

@@ -100,9 +100,12 @@ class Board:
         row = self._rows[cell.folder]
         row.state, row.since = "running", time.time()
 
-    def ended(self, cell: Cell) -> None:
-        """Says how a run ended."""
+    def ended(self, cell: Cell, begun: bool = True) -> None:
+        """Says how a run ended; one that had not ``begun`` waits again, for another sweep."""
         row = self._rows[cell.folder]
+        if not begun:
+            row.state = "waiting"
+            return
         row.state = {"finished": "done", "interrupted": "interrupted"}.get(cell.status, "failed")
         row.progress = _end_of(cell) if row.state == "done" else read_progress(cell.folder)
         self._ended += 1

@@ -37,14 +37,15 @@ class Pool(Protocol):
     def launch(self, cell: Cell) -> None:
         """Starts a run and records that, now or when its turn has come."""
 
-    def ended(self, timeout_s: float) -> list[Cell]:
+    def ended(self, timeout_s: float) -> list[tuple[Cell, bool]]:
         """Waits for runs to end.
 
         Args:
             timeout_s: seconds to wait at most.
 
         Returns:
-            Those that have ended, as their records say how; none if time is up.
+            Those that have ended, with whether they had begun, in which case their records say how they ended; none if
+            time is up.
         """
 
 
@@ -68,9 +69,9 @@ class LocalPool(Children):
         with cell.log.open("a") as log:
             self._cells[self.start(cell.command[1:], log)] = cell
 
-    def ended(self, timeout_s: float) -> list[Cell]:
-        """Returns the runs that have ended within ``timeout_s`` seconds, their ends recorded."""
+    def ended(self, timeout_s: float) -> list[tuple[Cell, bool]]:
+        """Returns the runs that have ended within ``timeout_s`` seconds, their ends recorded; all of them had begun."""
         ended = [(child, self._cells.pop(child)) for child in self.wait(timeout_s)]
         for child, cell in ended:
             cell.record_end(child.returncode)
-        return [cell for _, cell in ended]
+        return [(cell, True) for _, cell in ended]

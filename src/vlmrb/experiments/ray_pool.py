@@ -50,7 +50,7 @@ class RayPool(Interruptible):
         self._limit = jobs
         self._resources = dict(resources)
         self._timeout_s = timeout_s
-        self._cells: dict[Any, Cell] = {}
+        self._cells: dict[Any, tuple[Cell, int]] = {}  # by task; with the attempts recorded before
         self._stopped = False
 
     def __enter__(self) -> Self:
@@ -85,10 +85,10 @@ class RayPool(Interruptible):
 
     def launch(self, cell: Cell) -> None:
         """Hands a run to Ray, which starts it when a node has room."""
-        self._cells[self._task.remote(cell, os.getcwd())] = cell
+        self._cells[self._task.remote(cell, os.getcwd())] = cell, _attempts(cell)
 
-    def ended(self, timeout_s: float) -> list[Cell]:
-        """Returns the runs that have ended within ``timeout_s`` seconds, their ends recorded."""
+    def ended(self, timeout_s: float) -> list[tuple[Cell, bool]]:
+        """Returns the runs that ended, or were taken back, within ``timeout_s`` seconds; and whether they had begun."""
         deadline = time.monotonic() + timeout_s
         while self._cells:
             if self.signal is not None:
@@ -96,27 +96,26 @@ class RayPool(Interruptible):
             left = deadline - time.monotonic()
             done, _ = self._ray.wait(list(self._cells), num_returns=1, timeout=max(0.0, min(left, SLICE_S)))
             if done:
-                cell = self._cells.pop(done[0])
-                self._settle(done[0], cell)
-                return [cell]
+                cell, before = self._cells.pop(done[0])
+                self._settle(done[0], cell, before)
+                return [(cell, _attempts(cell) > before)]
             if left <= 0:
                 break
         return []
 
-    def _settle(self, task: Any, cell: Cell) -> None:
+    def _settle(self, task: Any, cell: Cell, before: int) -> None:
         """Sees to it that a run's record says how it ended."""
         try:
             self._ray.get(task)
         except self._ray.exceptions.TaskCancelledError:
-            record = read_record(cell.folder)
-            if record is not None and record["attempts"][-1]["ended"] is None:
+            if _attempts(cell) > before and cell.exit_code is None:
                 cell.record_end(128 + signal.SIGTERM)
         except self._ray.exceptions.RayTaskError as error:
             cell.record_failure(f"Ray could not start this run: {error.cause}")
         except self._ray.exceptions.RayError as error:
             cell.record_failure(f"Ray gave this run up: {' '.join(str(error).split())}")
         else:
-            if read_record(cell.folder) is None:
+            if _attempts(cell) == before:
                 cell.record_failure("this run ended on another node, and left nothing here: is the folder shared?")
 
     def _stop(self) -> None:
@@ -130,6 +129,11 @@ class RayPool(Interruptible):
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         needs = {NAMES[name]: amount for name, amount in self._resources.items() if amount}
         return sum(min(int(node.get(name, 0) / amount + 1e-6) for name, amount in needs.items()) for node in nodes)
+
+
+def _attempts(cell: Cell) -> int:
+    record = read_record(cell.folder)
+    return 0 if record is None else len(record["attempts"])
 
 
 def run_cell(cell: Cell, working_dir: str) -> None:

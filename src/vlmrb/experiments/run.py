@@ -6,6 +6,7 @@ interrupted goes on from its last checkpoint, and one that failed is tried again
 
 from __future__ import annotations
 
+import logging
 import shlex
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from vlmrb.experiments.soundness import budgets
 from vlmrb.experiments.study import Study, as_arguments, parse_seeds, read_study
 from vlmrb.locks import lock_folder
 
+log = logging.getLogger("vlmrb")
 POLL_S = 0.5  # between two looks at the clock of the board
 LAST_WORDS = 12  # lines of a failed run's log
 
@@ -91,6 +93,8 @@ def run(study: Study, ray: str | None = None, ray_timeout_s: float = 30.0, dry_r
     cells, folder = study.cells(), study.out
     require_same_settings(cells, folder)
     todo = [cell for cell in cells if not cell.finished]
+    if todo:
+        log.info("sweep: checking the settings of %s", study.name)
     env_steps = budgets(todo) if todo else {}
     if dry_run:
         print("\n".join(shlex.join(cell.command) for cell in todo))
@@ -127,8 +131,8 @@ def _run_all(todo: Sequence[Cell], pool: Pool, board: Board) -> None:
             pool.launch(cell)
             board.started(cell)
             running += 1
-        for cell in pool.ended(POLL_S):
-            board.ended(cell)
+        for cell, begun in pool.ended(POLL_S):
+            board.ended(cell, begun)
             running -= 1
         board.refresh(pool.jobs)
 
