@@ -86,7 +86,9 @@ def task_pictures(task: Task) -> list[Picture]:
         return []
     main = arms if len(arms) <= CROWDED else [arm for kind in _KNOWN if (arm := task.arm(kind)) is not None]
     main = main or arms[:CROWDED]
-    pictures = [_curves(task, main), _areas(task, arms if len(arms) <= 2 * CROWDED else main)]
+    pictures = [_curves(task, main)]
+    if len(main) > 1:
+        pictures.append(_areas(task, arms if len(arms) <= 2 * CROWDED else main))
     further = [arm for arm in arms if arm not in main]
     return [*pictures, _small_multiples(task, further)] if further else pictures
 
@@ -218,7 +220,7 @@ def factor_picture(table: Table) -> Picture | None:
         axes.legend(frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.18))
 
     caption = "Bars: our 95 % bootstrap interval of the mean; the paper's ±, where it prints one. Filled: ours."
-    return _picture(table.key, table.title, caption, (5.6, 3.6 + 0.16 * len(columns)), draw)
+    return _picture(table.key, table.title, caption, (5.2, 3.5 + 0.16 * len(columns)), draw)
 
 
 def _at_shares(arm: Arm, grid: NDArray[np.float64]) -> NDArray[np.float64]:

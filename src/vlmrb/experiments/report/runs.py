@@ -28,7 +28,7 @@ _MEANS = ("replay/frequency_", "replay/share_", "scoring/delay_env_steps_mean")
 _MEDIANS = ("time/env_steps_per_s", "time/scoring_latency_ms_p50")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays do not compare
 class Run:
     """One run.
 

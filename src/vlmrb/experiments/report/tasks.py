@@ -30,7 +30,7 @@ _DOORKEY = re.compile(r"MiniGrid-DoorKey-(\d+)x\1-v0")
 _SCENE = re.compile(r"scene-(?:play-)?singletask-task(\d)-v0")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays do not compare
 class Arm:
     """A scheme on a task.
 
@@ -120,7 +120,7 @@ def _first(run: Run, target: float) -> int | None:
     return int(there[0]) if there.size else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays do not compare
 class Task:
     """An environment with an algorithm and its settings, on which schemes were compared.
 
