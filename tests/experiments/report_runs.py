@@ -1,4 +1,4 @@
-"""Run folders as `vlmrb fit` and `vlmrb sweep` leave them, without training."""
+"""Run folders as `vlmrb fit` and `vlmrb sweep` leave them, without training, and what a report makes of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from vlmrb.experiments.report.command import read_all
+from vlmrb.experiments.report.table import Cell, Number, Table, shown
+from vlmrb.experiments.report.tasks import Task, gather
 
 SPRITES = {"class_path": "vlmrb.scoring.sprites.SpritesScorer", "init_args": {}}
 PLM = {"class_path": "vlmrb.scoring.hf.HFScorer", "init_args": {"model": "facebook/Perception-LM-1B"}}
@@ -29,6 +33,9 @@ PAPERS = {
     **{"evaluation.episodes": 10, "evaluation.every_n_env_steps": 10_000},
 }
 """What makes a run one of the paper's task."""
+
+UNIFORM = [[0.0, 0.0, 0.2, 0.4, 0.6], [0.0, 0.0, 0.0, 0.4, 0.4]]  # best 0.6 and 0.4: 0.5 is uniform's best
+SCORED = [[0.0, 0.4, 0.8, 1.0, 1.0], [0.0, 0.2, 0.4, 0.4, 0.4]]
 
 
 def settings_of(kind: str, scorer: Any = SPRITES, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -99,3 +106,38 @@ def leave_run(
         row = ",".join(str(value) for value in metrics.values())
         (folder / "metrics.csv").write_text(f"step,{','.join(metrics)}\n100,{row}\n200,{row}\n")
     return folder
+
+
+def leave_arm(
+    out: Path, label: str, curves: Sequence[Sequence[float]], kind: str = "", scorer: Any = SPRITES, **options: Any
+) -> None:
+    """Leaves one finished run per curve, in ``<out>/<label>/seed_<n>``; ``changes`` as for `settings_of`."""
+    changes = options.pop("changes", None)
+    for seed, success in enumerate(curves):
+        settings = settings_of(kind or label, scorer, changes)
+        leave_run(out / label / f"seed_{seed}", success, settings, **options)
+
+
+def tasks_in(*paths: Path) -> list[Task]:
+    """Returns what a report makes of folders and files."""
+    return gather(read_all(paths)[0])[0]
+
+
+def texts(table: Table, row: int, *keys: str) -> list[str]:
+    """Returns cells as they are shown, intervals included."""
+    kinds = {column.key: column.kind for column in table.columns}
+    cells = table.rows[row].cells
+    return [" ".join(part for part in shown(cells.get(key), kinds[key]) if part) for key in keys]
+
+
+def value(cells: Mapping[str, Cell], key: str) -> float:
+    """Returns a cell's number."""
+    cell = cells.get(key)
+    assert isinstance(cell, Number)
+    return cell.value
+
+
+def row_of(table: Table, key: str, text: str) -> Mapping[str, Cell]:
+    """Returns the cells of the one row with a text in a column."""
+    (row,) = [row for row in table.rows if row.cells[key] == text]
+    return row.cells
