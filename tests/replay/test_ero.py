@@ -307,6 +307,15 @@ def test_ended_streams_begin_the_windows_anew() -> None:
     assert term.state_dict()["previous"] == 1.0
 
 
+def test_an_emptied_buffer_forgets_the_returns_under_way() -> None:
+    term = EROTerm(window=10, min_episodes=1)
+    buffer = buffer_of(term)
+    buffer.extend(block_of([5.0] * 40, 0, done=False))
+    buffer.empty()
+    buffer.extend(block_of([1.0] * 10, 0))
+    assert term.state_dict()["previous"] == 1.0
+
+
 def test_another_buffers_rows_come_with_their_rewards_and_are_kept() -> None:
     source = VLMReplayBuffer(200, batch_size=32)
     source.extend(block_of([0.0, 1.0, 2.0], 0))

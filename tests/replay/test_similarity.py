@@ -110,6 +110,14 @@ def test_the_current_states_are_those_that_the_newest_rows_led_to() -> None:
     assert buffer.selector.similarities(torch.eye(4)).tolist() == [0, 0, 1, 1]
 
 
+def test_of_a_longer_block_the_last_rows_count() -> None:
+    buffer = VLMReplayBuffer(8, batch_size=2, selector=SimilaritySelector(constant(2.0)))
+    states = torch.eye(6)
+    buffer.extend(torch.cat([block(states[:2], states[2:4]), block(states[2:4], states[4:])], 1))
+    assert buffer.selector is not None
+    assert buffer.selector.similarities(states).tolist() == [0, 0, 0, 0, 1, 1]
+
+
 def test_a_later_change_of_a_block_changes_no_state() -> None:
     rows = block(torch.eye(2), torch.eye(2))
     buffer = VLMReplayBuffer(8, batch_size=2, selector=SimilaritySelector(constant(2.0)))
