@@ -12,7 +12,8 @@ from tests.replay.counting import Pipeline, World, check_rows, collect
 
 from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.replay.prefill import prefill_with_buffer, prefill_with_episodes, read_episode, write_episode
-from vlmrb.replay.terms import TDTerm, VLMTerm
+from vlmrb.replay.rank import RankTerm
+from vlmrb.replay.terms import AgeTerm, TDTerm, VLMTerm
 
 WORLD = World(max_length=23)
 GAMMA = 0.9
@@ -61,6 +62,20 @@ def test_recorded_episodes_become_the_rows_that_collecting_them_would_have_made(
     # The run's own environments, of another number, come next.
     Pipeline(buffer, WORLD, num_envs=4, blocks=6).run()
     assert len(np.unique(buffer.columns["episode_id"][: len(buffer)])) == buffer.columns["episode_id"].max() + 1
+
+
+def test_rows_that_were_there_before_the_run_are_older_than_all_others(tmp_path: Path) -> None:
+    rows = _episodes(tmp_path)
+    buffer = _buffer(terms=[AgeTerm(10.0), RankTerm(1.0, 50)], n_steps=3)
+    for _ in prefill_with_episodes(buffer, sorted(tmp_path.glob("*.npz"))):
+        pass
+    assert (buffer.columns["env_step"][:rows] == 0).all()
+    priorities = buffer._sampler.priorities(rows)
+    assert priorities == pytest.approx(np.full(rows, priorities[0]))
+    assert all(term.needs_refresh(1) == isinstance(term, RankTerm) for term in buffer.terms)
+    (block,) = collect(2, 10, WORLD, 1)
+    index = buffer.extend(block).numpy()
+    assert (buffer._sampler.priorities(len(buffer))[index] > priorities[0]).all()
 
 
 @pytest.mark.parametrize("n_steps", [1, 3])

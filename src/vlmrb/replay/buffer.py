@@ -289,6 +289,11 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         if self._beta is not None:
             self._sampler.beta = self._beta(env_steps)
 
+    def restart_clock(self) -> None:
+        """Counts env steps from 0 again; the rows there are, such as those of another run, count as born then."""
+        self.set_env_steps(0)
+        self._priorities.restart_clock(len(self))
+
     # Late information: one checked method
 
     def write_column(

@@ -97,7 +97,7 @@ def prefill_with_episodes(buffer: VLMReplayBuffer, paths: Sequence[Path]) -> Ite
             raise ValueError(f"{path}: {error}") from error
         yield len(buffer)
     buffer.change_streams()
-    buffer.set_env_steps(0)
+    buffer.restart_clock()
 
 
 def prefill_with_buffer(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> None:
@@ -115,4 +115,4 @@ def prefill_with_buffer(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> No
     buffer.change_streams()
     if buffer.clips is not None:
         buffer.clips.hand_out_again()
-    buffer.set_env_steps(0)
+    buffer.restart_clock()

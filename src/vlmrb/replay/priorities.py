@@ -109,6 +109,14 @@ class Priorities:
                 term.refresh(env_steps, columns)
             self.compose(np.arange(size), source="refresh")
 
+    def restart_clock(self, size: int) -> None:
+        """Makes all ``size`` rows as old as env step 0, which it is from now on."""
+        self.columns.arrays["env_step"][:size] = 0
+        for term in self.terms:
+            term.restart_clock()
+        if size:
+            self.compose(np.arange(size), source="restart_clock")
+
     def write(
         self,
         name: str,

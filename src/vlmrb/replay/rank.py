@@ -57,6 +57,10 @@ class RankTerm(PriorityTerm):
         self._errors = np.sort(columns["td_error"])
         self._refreshed_at = int(env_steps)
 
+    def restart_clock(self) -> None:
+        """Lets ranks be taken anew at the next write."""
+        self._refreshed_at = None
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the errors by which ranks are told, and when they were those of the buffer."""
         import torch

@@ -79,6 +79,9 @@ class PriorityTerm:
             columns: name → ``[N]``, views of all columns at the N rows written.
         """
 
+    def restart_clock(self) -> None:
+        """Called when env steps are counted from 0 again, the rows there are being as old as that."""
+
     def state_dict(self) -> dict[str, Any]:
         """Returns what changes during a run beside the columns, as tensors and plain values (weights_only-safe)."""
         return {}
@@ -189,6 +192,10 @@ class AgeTerm(PriorityTerm):
     def refresh(self, env_steps: int, columns: Mapping[str, NDArray]) -> None:
         """Moves the origin to now."""
         self.origin = int(env_steps)
+
+    def restart_clock(self) -> None:
+        """Moves the origin back to 0."""
+        self.origin = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the origin in env steps."""
