@@ -170,7 +170,7 @@ def test_copy_of_a_cell_under_another_name_is_no_cell(tmp_path: Path) -> None:
 
 
 def test_last_lines_are_the_last_that_say_something(tmp_path: Path) -> None:
-    (tmp_path / "log.txt").write_text("one\rtwo\nvlmrb fit: error: three\n \n")
+    (tmp_path / "log.txt").write_text("one\r  two\nvlmrb fit: error: three\n \n")
     assert last_lines(tmp_path / "log.txt", 1) == ["vlmrb fit: error: three"]
-    assert last_lines(tmp_path / "log.txt", 2) == ["two", "vlmrb fit: error: three"]
+    assert last_lines(tmp_path / "log.txt", 2) == ["  two", "vlmrb fit: error: three"]
     assert last_lines(tmp_path / "none.txt", 3) == ["it printed nothing"]

@@ -294,7 +294,7 @@ def require_same_settings(cells: Sequence[Cell], out: Path) -> None:
 
 def last_lines(path: Path, count: int) -> list[str]:
     """Returns the last lines of a log that say something, at least one."""
-    lines = [line.strip() for line in path.read_text(errors="replace").splitlines()] if path.exists() else []
+    lines = [line.rstrip() for line in path.read_text(errors="replace").splitlines()] if path.exists() else []
     return [line for line in lines if line][-count:] or ["it printed nothing"]
 
 
