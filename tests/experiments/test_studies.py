@@ -31,11 +31,14 @@ def test_its_settings_are_sound(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_fit_would_take_every_combination_of_them() -> None:
+def test_fit_would_take_them() -> None:
+    """Each scheme with the first configuration, each configuration with the first scheme: overlays touch no others."""
     cells = [
         replace(cell, scheme=replace(cell.scheme, label=f"{path.stem}/{cell.label}"))  # told apart by study
         for path in STUDIES
-        for cell in one_seed(path).cells()
+        for study in [one_seed(path)]
+        for cell in study.cells()
+        if cell.config == study.configs[0] or cell.label == study.schemes[0].label
     ]
     found = budgets(cells)
     assert len(found) == len(cells)
