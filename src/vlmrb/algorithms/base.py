@@ -271,10 +271,10 @@ class OffPolicyModule(LightningModule, ABC):
         for _ in range(self._gradient_steps_due(batch.numel())):
             rows = self.buffer.sample()
             self.grad_steps += 1
-            batch = rows.to(self.device) if self.device.type != "cpu" else rows
+            on_device = rows.to(self.device) if self.device.type != "cpu" else rows
             if self.replay.relo is not None:
-                self.buffer.write_reducible_loss(rows, self.reducible_loss(batch))
-            metrics, abs_td_error = self.update(batch)
+                self.buffer.write_reducible_loss(rows, self.reducible_loss(on_device))
+            metrics, abs_td_error = self.update(on_device)
             if self.replay.needs_td_errors:
                 self.buffer.update_td_error(rows, abs_td_error)
             for name, value in metrics.items():
