@@ -22,7 +22,7 @@ from vlmrb.doctor import GIB, Check, free_memory_bytes, memory_bytes
 from vlmrb.media import annotate, below_text, encode_gif
 from vlmrb.scoring.clips import ClipBatch
 from vlmrb.scoring.gpu import require_gpu_memory
-from vlmrb.scoring.scorer import ScorerError
+from vlmrb.scoring.scorer import ScorerError, require_thinnable
 from vlmrb.scoring.speed import ENOUGH, Speed, SpeedWatch
 from vlmrb.sizes import RunSizes, measure
 
@@ -54,6 +54,7 @@ class Preflight:
         scorer: who scores; ``None`` if nobody does.
         run_dir: the run's folder.
         checkpoint: how checkpoints are saved; ``None`` if none are.
+        frames_per_clip: most frames of a clip that the scorer is shown; ``None`` shows all.
     """
 
     def __init__(
@@ -62,11 +63,13 @@ class Preflight:
         scorer: Scorer | None,
         run_dir: str | Path,
         checkpoint: ReplayCheckpoint | None = None,
+        frames_per_clip: int | None = None,
     ) -> None:
         self.module = module
         self.scorer = scorer
         self.run_dir = Path(run_dir)
         self.checkpoint = checkpoint
+        self.frames_per_clip = frames_per_clip
         self.checks: list[Check] = []
         self._details: dict[str, Any] = {}
         self._watch: tuple[SpeedWatch, ScoringService] | None = None
@@ -88,6 +91,7 @@ class Preflight:
         if self.scorer is not None:
             if self.module.device.type == "cuda":  # else the question alone would take GPU memory
                 self.checks += gpu_checks(self.scorer)
+            self.checks += thinning_checks(self.scorer, self.frames_per_clip)
             drawn = [frame_check(self.scorer, self.module.renderer, snapshots)] if self.scorer.needs == "frames" else []
             self.checks += drawn
             if all(check.status != "fail" for check in drawn):  # else there is nothing to show
@@ -178,6 +182,7 @@ class Preflight:
             return
         best = int(np.nanargmax(table["score"]))
         clip = store.batch([int(table["clip_id"][best])], self.module.renderer)
+        clip = clip if self.frames_per_clip is None else clip.thinned(self.frames_per_clip)
         frames = clip.frames(scorer.frame_size)[0, : clip.lengths[0]]
         text = getattr(getattr(scorer, "question", None), "text", None) or getattr(scorer, "prompt", None)
         score = float(table["score"][best])
@@ -263,6 +268,16 @@ def gpu_checks(scorer: Scorer) -> list[Check]:
     return [Check("GPU", "ok", f"scorer {scorer.name!r} needs {amount(scorer.memory_bytes)}, and they are free")]
 
 
+def thinning_checks(scorer: Scorer, frames_per_clip: int | None) -> list[Check]:
+    """Can the scorer do without some frames? Nothing is found if it can, or need not."""
+    try:
+        require_thinnable(scorer, frames_per_clip)
+    except ScorerError as error:
+        found, _, advice = str(error).partition(": ")
+        return [Check("clips", "fail", found, advice)]
+    return []
+
+
 def frame_check(scorer: Scorer, renderer: Any, snapshots: NDArray) -> Check:
     """Are frames drawn, and no larger than the scorer takes them?
 
@@ -319,6 +334,7 @@ def speed_check(speed: Speed, config: ScoringConfig) -> Check:
         return Check(name, "warn", found, f"{advice} (now {config.max_in_flight}), or lower training.frames_per_batch")
     remedies = [f"a higher scoring.duty_cycle (now {config.duty_cycle:g})"] if config.duty_cycle < 1 else []
     remedies += [f"more clips at once (scoring.batch_clips, now {config.batch_clips})"]
+    remedies += ["fewer frames of each (scoring.frames_per_clip; vlmrb calibrate --frontier)"]
     remedies += ["a longer replay.clip_length, which makes fewer clips", "a quicker scorer", "more servers"]
     return Check(name, "warn", found, "the rest is replayed uniformly; try " + ", ".join(remedies))
 

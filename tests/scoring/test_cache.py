@@ -66,6 +66,12 @@ class TestKeys:
         longer, shorter = ScoreCache().keys(SCORER, clips([a, a], lengths=[4, 3]))
         assert first == shorter != longer
 
+    def test_the_amount_of_padding_counts_as_scorers_may_be_shown_it(self):
+        (whole,) = some_clips(1)
+        padded = np.concatenate([whole, whole[-1:]])
+        keys = [ScoreCache().keys(SCORER, clips([content], lengths=[4]))[0] for content in (whole, padded)]
+        assert keys[0] != keys[1]
+
     @pytest.mark.parametrize("part", ["name", "version", "prompt", "frame_size"])
     def test_every_part_of_the_scorers_identity_counts(self, part):
         batch = clips(some_clips())

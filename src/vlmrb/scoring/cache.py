@@ -73,7 +73,8 @@ class ScoreCache:
 
         Args:
             scorer: whose answers are meant.
-            clips: B clips; what lies beyond a clip's own length is padding and does not count.
+            clips: B clips; of what lies beyond a clip's own length only the amount counts, as scorers may be shown
+                its last frame for so long.
 
         Returns:
             B keys of 16 bytes.
@@ -87,10 +88,12 @@ class ScoreCache:
             clips.snapshots.dtype.str,
             clips.snapshots.shape[2:],
         )
-        prefix = hashlib.blake2b(repr(identity).encode(), digest_size=KEY_BYTES)
+        frames = clips.snapshots.shape[1]
+        whole = hashlib.blake2b(repr(identity).encode(), digest_size=KEY_BYTES)
+        padded = hashlib.blake2b(repr((*identity, frames)).encode(), digest_size=KEY_BYTES)
         keys = []
         for snapshots, length in zip(np.ascontiguousarray(clips.snapshots), clips.lengths.tolist(), strict=True):
-            digest = prefix.copy()
+            digest = whole.copy() if length == frames else padded.copy()
             digest.update(snapshots[:length].data)  # the byte count, and so the length, is part of the digest
             keys.append(digest.digest())
         return keys

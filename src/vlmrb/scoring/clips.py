@@ -98,3 +98,29 @@ class ClipBatch:
     def select(self, rows: NDArray[np.int64]) -> ClipBatch:
         """Returns the clips at the given rows, ``int64[K]`` indices into the batch."""
         return ClipBatch(self.clip_ids[rows], self.snapshots[rows], self.lengths[rows], self.renderer)
+
+    def thinned(self, frames: int) -> ClipBatch:
+        """Returns the clips with at most ``frames`` frames each, evenly spaced over a clip's real length.
+
+        The last frame is always kept, the first one from two frames on. A clip with no more frames than that keeps them
+        all; lengths are those left.
+
+        Args:
+            frames: K, at least 1.
+
+        Returns:
+            Snapshots ``[B, min(K, L), S]``, a shorter clip repeating its last frame; these very clips if K ≥ L.
+
+        Raises:
+            ValueError: ``frames`` is below 1.
+        """
+        if frames < 1:
+            raise ValueError(f"a clip cannot be thinned to {frames} frames: it takes at least 1")
+        if frames >= self.snapshots.shape[1]:
+            return self
+        lengths = np.minimum(self.lengths, frames)
+        gaps, last = np.maximum(lengths - 1, 1)[:, None], (self.lengths - 1)[:, None]
+        kept = (2 * np.arange(frames) * last + gaps) // (2 * gaps)  # [B, K], rounded half up
+        kept = np.minimum(kept, last) if frames > 1 else last
+        snapshots = self.snapshots[np.arange(len(self))[:, None], kept]
+        return ClipBatch(self.clip_ids, snapshots, lengths, self.renderer)

@@ -22,6 +22,10 @@ class ScoringConfig:
         max_waiting: most distinct clips waiting. Higher → more clips to choose from, older scores.
         batch_clips: most clips in one call of the scorer. Higher → more clips/s from a GPU, more memory,
             longer delay. One poll hands over at most ``max_in_flight × batch_clips``.
+        frames_per_clip: most frames of a clip that the scorer is shown, evenly spaced over its real length, the first
+            and the last always among them; at least 2. ``None`` shows all. Lower → fewer frames to draw, encode and
+            read, so more clips/s; what happens between two frames shows only in what it leaves behind. Refused with
+            scorers that read events off consecutive frames (`Scorer.every_frame`).
         max_in_flight: batches handed over and not answered yet. 2 keeps a scorer busy; more only commits to clips
             earlier.
         timeout_s: seconds a batch may take before its process is killed (process only). Higher → patience with a slow
@@ -44,6 +48,7 @@ class ScoringConfig:
     policy: Literal["newest", "random", "oldest"] | SelectionPolicy = "newest"
     max_waiting: int = 1024
     batch_clips: int = 16
+    frames_per_clip: int | None = None
     max_in_flight: int = 2
     timeout_s: float = 120.0
     startup_timeout_s: float = 900.0
@@ -61,6 +66,8 @@ class ScoringConfig:
         for name in ("max_waiting", "batch_clips", "max_in_flight"):
             if getattr(self, name) < 1:
                 raise ValueError(f"scoring.{name}={getattr(self, name)} must be at least 1")
+        if self.frames_per_clip is not None and self.frames_per_clip < 2:
+            raise ValueError(f"scoring.frames_per_clip={self.frames_per_clip} must be at least 2, or null")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"scoring.threads={self.threads} must be at least 1, or null")
         if not 0 < self.duty_cycle <= 1:

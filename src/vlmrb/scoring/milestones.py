@@ -39,6 +39,7 @@ class MilestonesScorer(Scorer):
 
     name = "milestones"
     needs = "snapshots"
+    every_frame = True
 
     def __init__(self, grades: Grades | None = None) -> None:
         self.grades = grades or Grades()

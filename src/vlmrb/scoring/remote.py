@@ -108,6 +108,11 @@ class RemoteScorer(Scorer):
         """The served scorer's."""
         return self._known().frame_size
 
+    @property
+    def every_frame(self) -> bool:  # type: ignore[override]
+        """The served scorer's."""
+        return self._known().every_frame
+
     def setup(self) -> None:
         """Waits for a server and makes sure that it still has the scorer that the run began with.
 

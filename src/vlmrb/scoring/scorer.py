@@ -33,6 +33,8 @@ class Scorer(ABC):
         version: changes whenever answers may change (weights, prompt, thresholds); part of the score cache's key.
         needs: what `score` reads off its clips.
         frame_size: upper bound of the frames' height and width in pixels; ``None`` is the environment's default.
+        every_frame: whether answers rest on what changes from one frame to the next, so that clips must not be thinned
+            (`ScoringConfig.frames_per_clip`).
         memory_bytes: GPU memory that the scorer takes in all, checked before `setup`; ``None`` if unknown.
     """
 
@@ -40,6 +42,7 @@ class Scorer(ABC):
     version: str
     needs: Needs = "frames"
     frame_size: int | None = None
+    every_frame: bool = False
     memory_bytes: int | None = None
 
     def objection(self, clips: ClipBatch) -> str | None:
@@ -75,6 +78,9 @@ class Scorer(ABC):
             Name → number, a few of them; the metrics show each as ``scoring/scorer_NAME``.
         """
         return {}
+
+    def forget(self) -> None:  # noqa: B027 — optional to override
+        """Lets go of what earlier clips left behind to make later ones quicker, so that speed can be measured anew."""
 
     def close(self) -> None:  # noqa: B027 — optional to override
         """Frees what `setup` took; called once, where `setup` was called."""
@@ -124,6 +130,23 @@ def identity(scorer: Scorer) -> tuple[str, str]:
                 f"{what} is {value!r}). Name and version tell its scores from others' in the cache"
             )
     return scorer.name, scorer.version
+
+
+def require_thinnable(scorer: Scorer, frames_per_clip: int | None) -> None:
+    """Refuses to thin clips for a scorer that needs every frame.
+
+    Args:
+        scorer: who scores.
+        frames_per_clip: `ScoringConfig.frames_per_clip`.
+
+    Raises:
+        ScorerError: naming both.
+    """
+    if frames_per_clip is not None and scorer.every_frame:
+        raise ScorerError(
+            f"scorer {scorer.name!r} reads what happens off consecutive frames, and scoring.frames_per_clip="
+            f"{frames_per_clip} leaves some out: set it to null, or choose another scorer"
+        )
 
 
 def checked_scores(scorer: Scorer, clips: ClipBatch) -> NDArray[np.float32]:

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from vlmrb.scoring.admission import AdmissionQueue, Content
 from vlmrb.scoring.backends import Answer, Backend, SyncBackend, ThreadBackend
 from vlmrb.scoring.cache import ScoreCache
-from vlmrb.scoring.clips import Renderer
+from vlmrb.scoring.clips import ClipBatch, Renderer
 from vlmrb.scoring.config import ScoringConfig
 from vlmrb.scoring.meter import ScoringMeter
 from vlmrb.scoring.persistence import load_service_state, service_state
 from vlmrb.scoring.policy import make_policy
 from vlmrb.scoring.process import ProcessBackend
-from vlmrb.scoring.scorer import ScoreControl, Scorer, ScorerError, identity
+from vlmrb.scoring.scorer import ScoreControl, Scorer, ScorerError, identity, require_thinnable
 
 if TYPE_CHECKING:
     from vlmrb.replay.buffer import VLMReplayBuffer
@@ -54,8 +54,8 @@ class ScoringService:
         meter: what has been counted and measured.
 
     Raises:
-        ScorerError: the scorer has no name or version, or cannot be set up (``sync``) or sent to its process
-            (``process``).
+        ScorerError: the scorer has no name or version, needs frames that ``frames_per_clip`` leaves out, or cannot be
+            set up (``sync``) or sent to its process (``process``).
         ValueError: a setting cannot work.
     """
 
@@ -71,6 +71,7 @@ class ScoringService:
     ) -> None:
         self.config = ScoringConfig(**settings)
         self._identity = identity(scorer)
+        require_thinnable(scorer, self.config.frames_per_clip)
         if buffer.clips is None:
             raise ValueError(f"scorer {scorer.name!r} has no clips to score: set replay.clip_length")
         if renderer is None and scorer.needs != "snapshots":
@@ -258,10 +259,15 @@ class ScoringService:
             return ThreadBackend(self.scorer)
         return ProcessBackend(self.scorer, self._renderer, self.config)
 
+    def _shown(self, clip_ids: Sequence[int]) -> ClipBatch:
+        """Returns clips as the scorer is shown them."""
+        clips, frames = self._clips.batch(clip_ids, self._renderer), self.config.frames_per_clip
+        return clips if frames is None else clips.thinned(frames)
+
     def _keys(self, clip_ids: Sequence[int]) -> list[bytes]:
         if self.cache is None or not clip_ids:
             return [clip_id.to_bytes(8) for clip_id in clip_ids]
-        return self.cache.keys(self.scorer, self._clips.batch(clip_ids, self._renderer))
+        return self.cache.keys(self.scorer, self._shown(clip_ids))
 
     def _admit(self, clip_ids: Sequence[int]) -> None:
         self._counts.emitted += len(clip_ids)
@@ -288,8 +294,7 @@ class ScoringService:
                 break  # no clip that waited has rows any more
             ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
             self._in_flight[ticket] = (contents, time.monotonic())
-            clips = self._clips.batch([content.clip_ids[-1] for content in contents], self._renderer)
-            self._backend.submit(ticket, clips)
+            self._backend.submit(ticket, self._shown([content.clip_ids[-1] for content in contents]))
             if self.config.backend == "sync":
                 self._take(self._backend.collect())
 

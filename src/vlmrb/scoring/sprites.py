@@ -42,6 +42,7 @@ class SpritesScorer(Scorer):
 
     name = "sprites"
     needs = "frames"
+    every_frame = True
 
     def __init__(
         self, grades: Grades | None = None, tile_size: int | None = None, frame_size: int | None = None

@@ -307,7 +307,7 @@ def make_server(
 def identity_of(scorer: Scorer) -> Identity:
     """Returns what identifies a scorer's answers."""
     prompt = getattr(scorer, "prompt", "")
-    return Identity(scorer.name, scorer.version, str(prompt), scorer.needs, scorer.frame_size)
+    return Identity(scorer.name, scorer.version, str(prompt), scorer.needs, scorer.frame_size, scorer.every_frame)
 
 
 def _visible(number: int) -> str:

@@ -56,6 +56,12 @@ def _serve(
     scorer, config = scoring.scorer, scoring.config
     assert scorer is not None  # `load_scoring` sees to it
     identity(scorer)
+    if config.frames_per_clip is not None:
+        logger.warning(
+            "scoring.frames_per_clip=%d: whoever sends clips thins them, so it belongs into the configurations of the "
+            "runs; here they are scored as they come",
+            config.frames_per_clip,
+        )
     pack(scorer, None)  # says in one line if it cannot travel to a worker
     if config.threads is not None:
         os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(config.threads)))

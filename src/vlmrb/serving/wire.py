@@ -44,6 +44,7 @@ class Identity:
         prompt: text of the scorer's prompt attribute, empty if it has none.
         needs: what a row is.
         frame_size: upper bound of frames in pixels; ``None`` is the environment's default.
+        every_frame: whether clips must not be thinned for the scorer.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Identity:
     prompt: str
     needs: Needs
     frame_size: int | None
+    every_frame: bool = False
 
     @classmethod
     def from_json(cls, found: Any) -> Identity:
@@ -61,13 +63,15 @@ class Identity:
         """
         if not isinstance(found, Mapping):
             raise WireError("no description of a scorer")
-        size = found.get("frame_size")
+        size, every_frame = found.get("frame_size"), found.get("every_frame", False)
         if found.get("needs") not in ("frames", "snapshots", "observations") or not isinstance(size, int | None):
             raise WireError("a description of a scorer without proper needs and frame_size")
+        if not isinstance(every_frame, bool):
+            raise WireError("a description of a scorer without a proper every_frame")
         for field in ("name", "version", "prompt"):
             if not isinstance(found.get(field), str):
                 raise WireError(f"a description of a scorer without a proper {field}")
-        return cls(found["name"], found["version"], found["prompt"], found["needs"], size)
+        return cls(found["name"], found["version"], found["prompt"], found["needs"], size, every_frame)
 
     def __str__(self) -> str:
         """Returns name and version, and the frame size if one is asked for."""
