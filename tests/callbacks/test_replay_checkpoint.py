@@ -150,6 +150,14 @@ def test_a_complete_run_is_not_saved_if_that_is_switched_off(tmp_path: Path) -> 
     assert saved_at(tmp_path) == []
 
 
+def test_a_complete_run_can_leave_its_side_car_behind_and_an_interrupted_one_never_does(tmp_path: Path) -> None:
+    fit(tmp_path, At(50, send(signal.SIGTERM)), replay_on_end=False)
+    assert len(list((tmp_path / "checkpoints").glob("replay-*.pt"))) == 1
+    fit(tmp_path, ckpt_path=last(tmp_path), replay_on_end=False)
+    assert saved_at(tmp_path) == [100]
+    assert not list((tmp_path / "checkpoints").glob("replay-*.pt"))
+
+
 def test_a_run_that_another_callback_stops_is_saved(tmp_path: Path) -> None:
     module, _, trainer = make(tmp_path, At(40, lambda: setattr(trainer, "should_stop", True)))
     trainer.fit(module)

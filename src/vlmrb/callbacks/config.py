@@ -68,6 +68,8 @@ class CheckpointConfig:
         save_replay: write the side-car. Without it a resumed run fills its buffer again before it goes on learning.
         keep: pairs that stay on disk. While one is written there is room needed for ``keep + 1``.
         save_on_end: save when the run is complete as well.
+        replay_on_end: write the side-car then, too. Without it a finished run takes next to no room on the disk, as
+            studies of many runs want it; one that is then continued with a larger budget fills its buffer again first.
         ignore_replay: resume without the side-car, which may be missing, damaged or of an older version.
     """
 
@@ -75,6 +77,7 @@ class CheckpointConfig:
     save_replay: bool = True
     keep: int = 1
     save_on_end: bool = True
+    replay_on_end: bool = True
     ignore_replay: bool = False
 
     def __post_init__(self) -> None:

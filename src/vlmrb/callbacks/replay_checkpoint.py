@@ -127,20 +127,25 @@ class ReplayCheckpoint(Checkpoint):
         due = pl_module.env_steps // every > self._saved_at // every
         complete = trainer.is_last_batch or trainer.should_stop
         if due or self._stop or (complete and self.config.save_on_end):
-            self._try_to_save(trainer, pl_module)
+            self._try_to_save(trainer, pl_module, with_replay=self.config.replay_on_end or not trainer.is_last_batch)
         if self._stop:  # asked again: the signal may have come during the save
             self.exit_code = self._stop.exit_code
             trainer.should_stop = True
 
-    def _try_to_save(self, trainer: Trainer, module: OffPolicyModule) -> None:
+    def _try_to_save(self, trainer: Trainer, module: OffPolicyModule, with_replay: bool) -> None:
         try:
-            self.save(trainer, module)
+            self.save(trainer, module, with_replay)
         except OSError as error:
             self.failed_saves += 1
             log.error("no checkpoint at %d env steps; older ones are untouched: %s", module.env_steps, error)
 
-    def save(self, trainer: Trainer, pl_module: OffPolicyModule) -> Path:
+    def save(self, trainer: Trainer, pl_module: OffPolicyModule, with_replay: bool = True) -> Path:
         """Saves a pair now; call it between two batches only.
+
+        Args:
+            trainer: of the run.
+            pl_module: of the run.
+            with_replay: write the side-car, if the settings want any.
 
         Returns:
             The `.ckpt`.
@@ -151,7 +156,7 @@ class ReplayCheckpoint(Checkpoint):
         start = time.perf_counter()
         self._saved_at = pl_module.env_steps  # a failed save is not tried again at every batch
         replay = None
-        if self.config.save_replay:
+        if self.config.save_replay and with_replay:
             replay = {
                 "buffer": pl_module.buffer.state_dict(),
                 "scoring": None if pl_module.scoring is None else pl_module.scoring.state_dict(),
