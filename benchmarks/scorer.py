@@ -135,8 +135,7 @@ def by_generating(processor: Any, model: Any, scorer: HFScorer, clips: ClipBatch
 
 def ours(scorer: HFScorer, clips: ClipBatch) -> NDArray[np.float32]:
     """Scores clips with an empty feature cache, in the scoring service's batches."""
-    assert scorer._fast is not None
-    scorer._fast.forget()
+    scorer.forget()
     starts = range(0, len(clips), BATCH)
     return np.concatenate([scorer.score(clips.select(np.arange(s, min(s + BATCH, len(clips))))) for s in starts])
 

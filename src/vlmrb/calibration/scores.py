@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
@@ -18,7 +19,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from vlmrb.scoring.cache import ScoreCache
 from vlmrb.scoring.clips import ClipBatch
 from vlmrb.scoring.prompts import make_prompt
-from vlmrb.scoring.scorer import Scorer, ScorerError, checked_scores, identity
+from vlmrb.scoring.scorer import Scorer, ScorerError, checked_scores, identity, require_thinnable
 from vlmrb.settings import load_scoring, read_section
 
 DEFAULT_THRESHOLD = 0.5  # the paper's τ
@@ -35,7 +36,9 @@ class Candidate:
         prompt: as it was asked for on the command line; ``None`` leaves the configuration's.
         threshold: τ of the configuration, where it has one.
         batch_clips: most clips in one call.
+        frames_per_clip: most frames of a clip that it is shown; ``None`` shows all.
         cache: file or folder of its own cache; ``None`` takes the one of the results.
+        files: configurations that it was read from.
     """
 
     label: str
@@ -44,7 +47,24 @@ class Candidate:
     prompt: str | None
     threshold: float
     batch_clips: int
+    frames_per_clip: int | None
     cache: str | None
+    files: tuple[str, ...]
+
+    def shown(self, clips: ClipBatch) -> ClipBatch:
+        """Returns clips as the scorer is shown them."""
+        return clips if self.frames_per_clip is None else clips.thinned(self.frames_per_clip)
+
+    def varied(self, scoring: Mapping[str, Any]) -> Candidate:
+        """Returns the same scorer anew, with other settings in its `scoring` section.
+
+        Args:
+            scoring: them, as in a configuration.
+
+        Raises:
+            ValueError: a setting cannot work.
+        """
+        return _load(self.files, self.label, self.prompt, scoring)
 
 
 @dataclass(frozen=True)
@@ -85,34 +105,45 @@ def load_candidates(
     candidates: list[Candidate] = []
     for file in scorers or [""]:
         files = [*configs, file] if file else list(configs)
-        candidates += [_load(files, Path(file).stem, prompt or None) for prompt in prompts or [""]]
+        for prompt in prompts or [""]:
+            candidate = _load(files, Path(file).stem, prompt or None)
+            named = f"{candidate.label}, {make_prompt(prompt).name} prompt" if prompt else candidate.label
+            candidates.append(replace(candidate, label=named))
     labels = [candidate.label for candidate in candidates]
     if twice := [label for label in labels if labels.count(label) > 1]:
         raise ValueError(f"two candidates would be called {twice[0]!r}: files of --scorers must differ in their names")
     return candidates
 
 
-def _load(files: Sequence[str], stem: str, prompt: str | None) -> Candidate:
+def _load(files: Sequence[str], label: str, prompt: str | None, changes: Mapping[str, Any] | None = None) -> Candidate:
+    """Reads a candidate: what the files say, over them its prompt, and over both the changes to ``scoring``."""
     scoring = load_scoring(files)
     class_path = f"{type(scoring.scorer).__module__}.{type(scoring.scorer).__qualname__}"
+    overlays: list[Mapping[str, Any]] = []
     if prompt is not None:
         if "prompt" not in inspect.signature(type(scoring.scorer)).parameters:
             raise ValueError(f"--prompts: the scorer {class_path} takes no prompt")
         make_prompt(prompt)
+        overlays.append({"scorer": {"init_args": {"prompt": prompt}}})
+    overlays += [changes] if changes else []
+    if overlays:
         with tempfile.TemporaryDirectory() as folder:
-            overlay = Path(folder) / "prompt.yaml"
-            overlay.write_text(yaml.safe_dump({"scoring": {"scorer": {"init_args": {"prompt": prompt}}}}))
-            scoring = load_scoring([*files, overlay])
+            written = [Path(folder) / f"{number}.yaml" for number in range(len(overlays))]
+            for path, overlay in zip(written, overlays, strict=True):
+                path.write_text(yaml.safe_dump({"scoring": dict(overlay)}))
+            scoring = load_scoring([*files, *written])
     assert scoring.scorer is not None
-    name = stem or identity(scoring.scorer)[0]
+    require_thinnable(scoring.scorer, scoring.config.frames_per_clip)
     return Candidate(
-        label=name if prompt is None else f"{name}, {make_prompt(prompt).name} prompt",
+        label=label or identity(scoring.scorer)[0],
         scorer=scoring.scorer,
         class_path=class_path,
         prompt=prompt,
         threshold=_threshold(files),
         batch_clips=scoring.config.batch_clips,
+        frames_per_clip=scoring.config.frames_per_clip,
         cache=None if scoring.cache in (None, "memory") else scoring.cache,
+        files=tuple(files),
     )
 
 
@@ -152,7 +183,7 @@ def score_clips(
     Args:
         candidate: who scores; set up only if something is left to score.
         count: N.
-        batch: hands over the clips at positions ``int64[K]``.
+        batch: hands over the clips at positions ``int64[K]``, with all their frames.
         cache: where scores are looked up and kept, batch by batch.
         progress: show a progress bar.
 
@@ -162,7 +193,7 @@ def score_clips(
     """
     keys: list[bytes] = []
     for start in range(0, count, 256):
-        keys += cache.keys(candidate.scorer, batch(np.arange(start, min(start + 256, count))))
+        keys += cache.keys(candidate.scorer, candidate.shown(batch(np.arange(start, min(start + 256, count)))))
     known = dict(zip(keys, cache.get_many(keys).tolist(), strict=True))
     first = {key: number for number, key in reversed(list(enumerate(keys)))}
     missing = np.sort([first[key] for key, score in known.items() if np.isnan(score)]).astype(np.int64)
@@ -175,7 +206,7 @@ def score_clips(
         for start in range(0, len(missing), candidate.batch_clips):
             rows = missing[start : start + candidate.batch_clips]
             began = time.perf_counter()
-            scores = _score(candidate.scorer, batch(rows))
+            scores = ask(candidate.scorer, candidate.shown(batch(rows)))
             spent.append((len(rows), time.perf_counter() - began))
             part = [keys[row] for row in rows]
             cache.put_many(part, scores)
@@ -187,7 +218,13 @@ def score_clips(
     return Scored(np.array([known[key] for key in keys], np.float32), len(missing), speed, stats)
 
 
-def _score(scorer: Scorer, clips: ClipBatch) -> NDArray[np.float32]:
+def ask(scorer: Scorer, clips: ClipBatch) -> NDArray[np.float32]:
+    """Scores clips as they are: ``float32[B]`` in [0, 1].
+
+    Raises:
+        ValueError: the scorer fails on them.
+        ScorerError: the scorer breaks its contract.
+    """
     try:
         return checked_scores(scorer, clips)
     except ScorerError:

@@ -220,13 +220,21 @@ class HFScorer(Scorer):
 
         Returns:
             ``mass``: mean probability of yes or no, in any spelling, as the first token of the answer; ``mass_min``:
-            the lowest; ``frame_hits``: share of the frames shown so far that needed no encoding; ``batch_halvings``.
+            the lowest; ``frame_hits``: share of the frames shown so far that needed no encoding; ``tokens``: of the
+            latest clip, its prompt included; ``batch_halvings``.
         """
         found = {"batch_halvings": float(self._halvings)}
         found |= self._mass.stats()
+        if self._path is not None and self._path.tokens:
+            found["tokens"] = float(self._path.tokens)
         if self._path is not None and self._fast is not None:
             found["frame_hits"] = self._fast.hit_share
         return found
+
+    def forget(self) -> None:
+        """Lets the features of all frames go."""
+        if self._fast is not None:
+            self._fast.forget()
 
     def close(self) -> None:
         """Lets go of the model."""

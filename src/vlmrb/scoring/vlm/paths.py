@@ -27,7 +27,13 @@ _OF_THE_TEXT = (
 
 
 class Path(Protocol):
-    """A way from clips to logits."""
+    """A way from clips to logits.
+
+    Attributes:
+        tokens: of the latest clip, with the question around it; 0 before the first.
+    """
+
+    tokens: int
 
     def logits(self, shown: UniqueFrames, rows: NDArray[np.int64]) -> torch.Tensor:
         """Returns the logits of the first token of the answer.
@@ -48,10 +54,12 @@ class PlainPath:
     def __init__(self, model: Any, chat: Chat) -> None:
         self._model = model
         self._chat = chat
+        self.tokens = 0
 
     def logits(self, shown: UniqueFrames, rows: NDArray[np.int64]) -> torch.Tensor:
         """See `Path.logits`."""
         inputs = self._chat.inputs(shown.movie(rows))
+        self.tokens = inputs["input_ids"].shape[1]
         return next_token(self._model, **to_model(self._model, inputs))
 
 
@@ -80,6 +88,7 @@ class FastPath:
         self._model, self._chat, self._cache = model, chat, cache
         self._encoder = chat.family.encoder
         self._layouts: dict[tuple[int, ...], _Layout] = {}
+        self.tokens = 0
         self.shown = 0
 
     @property
@@ -95,6 +104,7 @@ class FastPath:
     def logits(self, shown: UniqueFrames, rows: NDArray[np.int64]) -> torch.Tensor:
         """See `Path.logits`."""
         layout = self._layout(shown, rows)
+        self.tokens = layout.text["input_ids"].shape[1]
         step, count = self._encoder.frames, len(rows)
         if missing := -rows.shape[1] % step:  # as the processors do
             rows = np.concatenate([rows, np.repeat(rows[:, -1:], missing, axis=1)], axis=1)
