@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vlmrb.scoring.policy import NewestFirst, OldestFirst, RandomOrder, SelectionPolicy, WaitingClips, make_policy
+from vlmrb.scoring.policies.named import make_policy
+from vlmrb.scoring.policy import NewestFirst, OldestFirst, RandomOrder, SelectionPolicy, WaitingClips
 
 
 def waiting(oldest: list[int], newest: list[int] | None = None) -> WaitingClips:
@@ -47,7 +48,7 @@ def test_random_order_continues_from_its_saved_state():
     assert policy.rank(waiting([0] * 50)).tolist() == resumed.rank(waiting([0] * 50)).tolist()
 
 
-@pytest.mark.parametrize("name", ["newest", "oldest", "random"])
+@pytest.mark.parametrize("name", ["newest", "oldest", "random", "novelty", "uncertainty", "expected"])
 def test_policies_are_made_by_name(name: str):
     assert make_policy(name, seed=0).name == name
 
@@ -64,5 +65,5 @@ def test_a_policy_object_is_taken_as_it_is():
 
 
 def test_an_unknown_policy_is_refused_naming_the_choices():
-    with pytest.raises(ValueError, match=r"scoring\.policy='best'.*newest, oldest, random"):
+    with pytest.raises(ValueError, match=r"scoring\.policy='best'.*newest, oldest, random, novelty"):
         make_policy("best", seed=0)

@@ -11,7 +11,7 @@ import inspect
 import pickle
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -70,6 +70,7 @@ class OffPolicyModule(LightningModule, ABC):
         buffer: the replay buffer; there from `setup` on.
         goals: what exchanges the environment's goals; ``None`` without hindsight.
         scoring: the scoring service, hung here by the scoring callback; ``None`` when nothing is scored.
+        stop_requested: whether a signal asked the run to stop; set by `ReplayCheckpoint`, which catches signals.
         resumed_without_replay: the checkpoint came without its replay side-car, so the buffer fills up again first.
     """
 
@@ -109,6 +110,7 @@ class OffPolicyModule(LightningModule, ABC):
         self.env_steps = 0
         self.grad_steps = 0
         self.scoring: ScoringService | None = None
+        self.stop_requested: Callable[[], bool] = lambda: False
         self.resumed_without_replay = False
         self._due = 0.0  # gradient steps owed, whole ones are taken and the remainder is carried over
         self._learning_from = self.training_config.learning_starts
@@ -267,6 +269,7 @@ class OffPolicyModule(LightningModule, ABC):
         self.buffer.set_env_steps(self.env_steps)
         if self.scoring is not None:
             self.scoring.poll(self.env_steps)
+            self.scoring.keep_up(self.stop_requested)
         start = time.perf_counter()
         for _ in range(self._gradient_steps_due(batch.numel())):
             rows = self.buffer.sample()

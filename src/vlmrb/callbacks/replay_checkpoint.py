@@ -101,6 +101,7 @@ class ReplayCheckpoint(Checkpoint):
         self._stop = StopRequest()
         self.exit_code = 0
         self._stop.install()
+        pl_module.stop_requested = self._stop.__bool__
 
     @staticmethod
     def _restore(module: OffPolicyModule, path: Path) -> None:

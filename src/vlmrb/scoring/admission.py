@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,18 +23,26 @@ class Content:
         clip_ids: in order of completion.
         completed: env step at which each was completed.
         attempts: how often the scorer failed on it.
+        described: what the selection policy said of it (`SelectionPolicy.describe`).
+        guess: the probability that the scorer finds it positive, in [0, 1], for policies that go by it; NaN if nobody
+            has told.
+        audited: those of the clips that have been drawn to be audited (`audit.Audit`).
     """
 
     key: bytes
     clip_ids: list[int]
     completed: list[int]
     attempts: int = 0
+    described: Any = None
+    guess: float = math.nan
+    audited: list[int] = field(default_factory=list)
 
 
 class AdmissionQueue:
     """Holds what waits for the scorer, and remembers what has been handed to it until that is settled.
 
-    A clip that equals one waiting or handed over joins it. A clip leaves as *stale* once none of its rows lives, as
+    A clip that equals one waiting or handed over joins it. Entries with audited clips go before all others, otherwise
+    the policy decides. A clip leaves as *stale* once none of its rows lives, as
     *dropped* if there is no room; both are counted in ``counts``.
 
     Args:
@@ -56,14 +66,28 @@ class AdmissionQueue:
         """Entries not settled, those handed over included."""
         return len(self._known)
 
-    def add(self, key: bytes, clip_id: int, completed: int, attempts: int = 0) -> None:
+    def add(
+        self,
+        key: bytes,
+        clip_id: int,
+        completed: int,
+        attempts: int = 0,
+        described: Any = None,
+        audited: bool = False,
+    ) -> None:
         """Admits a clip; `bound` afterwards keeps the queue within its size."""
         content = self._known.get(key)
         if content is None:
-            content = self._known[key] = self.waiting[key] = Content(key, [], [])
+            content = self._known[key] = self.waiting[key] = Content(key, [], [], described=described)
         content.clip_ids.append(clip_id)
         content.completed.append(completed)
         content.attempts = max(content.attempts, attempts)
+        if audited:
+            content.audited.append(clip_id)
+
+    def overdue(self, before: int) -> list[Content]:
+        """Returns the entries not settled, those handed over included, with a clip completed before that env step."""
+        return [content for content in self._known.values() if content.completed[0] < before]
 
     def bound(self) -> None:
         """Makes room: clips whose rows are gone leave first, then the policy's last choices."""
@@ -132,4 +156,13 @@ class AdmissionQueue:
                 self.settle(content)
 
     def _rank(self, contents: list[Content]) -> NDArray[np.int64]:
-        return self.policy.rank(WaitingClips([c.clip_ids for c in contents], [c.completed for c in contents]))
+        order = self.policy.rank(
+            WaitingClips(
+                [content.clip_ids for content in contents],
+                [content.completed for content in contents],
+                [content.described for content in contents],
+                np.array([content.guess for content in contents]),
+            )
+        )
+        audited = np.array([bool(content.audited) for content in contents])[order]
+        return np.concatenate([order[audited], order[~audited]])

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from vlmrb.ranges import AT_LEAST_ONE, SHARE, require
+from vlmrb.scoring.budget import BudgetConfig
+from vlmrb.scoring.policies.named import PolicyName
 from vlmrb.scoring.policy import SelectionPolicy
 
 
@@ -18,7 +21,17 @@ class ScoringConfig:
             scorers; ``sync`` scores every clip before training goes on: reproducible, and as slow as the scorer.
         policy: which clips go first, and which are dropped last when there are more than the scorer can take.
             ``newest`` keeps scores close to the present policy; ``random`` covers all experience evenly; ``oldest``
-            wastes nothing but lags behind without bound once the scorer is too slow.
+            wastes nothing but lags behind without bound once the scorer is too slow; ``novelty`` prefers what seldom
+            happens; ``uncertainty`` and ``expected`` go by a guess of the score, and are ``newest`` while nobody
+            guesses. A class path gives any other, such as `policies.Mix`.
+        audit_share: share of all completed clips, drawn by chance, that is scored before all others, whatever the
+            policy: what the metrics ``scoring/audit_…`` then say holds for all clips. 0 draws none. Higher → surer
+            figures, less of the scorer's time for what the policy prefers.
+        budget: how many clips the scorer may be shown; ``None`` for as many as it can take.
+        max_delay_env_steps: collection waits for the scorer while a clip that was completed longer ago is being scored,
+            or could be within the budget; what is older and beyond the budget is dropped. ``None`` never waits. Lower →
+            fresher scores and no rows replayed blindly, at the price of speed. At least a few times
+            ``training.frames_per_batch``.
         max_waiting: most distinct clips waiting. Higher → more clips to choose from, older scores.
         batch_clips: most clips in one call of the scorer. Higher → more clips/s from a GPU, more memory,
             longer delay. One poll hands over at most ``max_in_flight × batch_clips``.
@@ -41,11 +54,14 @@ class ScoringConfig:
         low_priority: the scoring process gives way where training wants the same CPU cores (process only). Kernels on a
             shared GPU are not ordered by it: CUDA's stream priorities hold within one process, and the usual stream has
             the lowest already; ``duty_cycle`` is what bounds the scorer there.
-        seed: seeds the ``random`` policy.
+        seed: seeds the ``random`` policy and what is audited.
     """
 
     backend: Literal["process", "thread", "sync"] = "process"
-    policy: Literal["newest", "random", "oldest"] | SelectionPolicy = "newest"
+    policy: PolicyName | SelectionPolicy = "newest"
+    audit_share: float = 0.0
+    budget: BudgetConfig | None = None
+    max_delay_env_steps: int | None = None
     max_waiting: int = 1024
     batch_clips: int = 16
     frames_per_clip: int | None = None
@@ -63,6 +79,8 @@ class ScoringConfig:
         """Refuses settings that cannot work, naming them."""
         if self.backend not in ("process", "thread", "sync"):
             raise ValueError(f"scoring.backend={self.backend!r} must be process, thread or sync")
+        require(SHARE, "scoring", audit_share=self.audit_share)
+        require(AT_LEAST_ONE, "scoring", max_delay_env_steps=self.max_delay_env_steps)
         for name in ("max_waiting", "batch_clips", "max_in_flight"):
             if getattr(self, name) < 1:
                 raise ValueError(f"scoring.{name}={getattr(self, name)} must be at least 1")

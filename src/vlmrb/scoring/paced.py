@@ -38,6 +38,7 @@ class PacedScorer(Scorer):
         self.version = f"1:{clips_per_s!r}:{scorer.version}"
         self.needs = scorer.needs
         self.frame_size = scorer.frame_size
+        self.every_frame = scorer.every_frame
         self.memory_bytes = scorer.memory_bytes
         self.prompt = getattr(scorer, "prompt", "")  # part of the score cache's key
         self._batches = 0
@@ -64,6 +65,10 @@ class PacedScorer(Scorer):
     def stats(self) -> dict[str, float]:
         """Returns what the other scorer reports, and ``late_share``: batches for which it was too slow, 0–1."""
         return {**self.scorer.stats(), "late_share": self._late / max(1, self._batches)}
+
+    def forget(self) -> None:
+        """Lets the other scorer forget."""
+        self.scorer.forget()
 
     def close(self) -> None:
         """Closes the other scorer."""

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from vlmrb.scoring.audit import Audit
+    from vlmrb.scoring.budget import Budget
     from vlmrb.scoring.service import ScoringService
+    from vlmrb.scoring.throttle import Throttle
 
 logger = logging.getLogger(__name__)
 
@@ -20,22 +23,28 @@ LOAD_CLIPS = 256  # clips taken back in one go, which bounds the memory that the
 def service_state(service: ScoringService) -> dict[str, Any]:
     """Returns what a resumed run needs, in tensors and plain types; clips in flight are saved as waiting."""
     contents = [content for batch, _ in service._in_flight.values() for content in batch]
-    contents += service._queue.waiting.values()
+    contents += service.queue.waiting.values()
     rows = [
         (clip_id, completed, content.attempts)
         for content in contents
         for clip_id, completed in zip(content.clip_ids, content.completed, strict=True)
     ]
-    policy, control = service._queue.policy, service.control
+    policy, control = service.queue.policy, service.control
     return {
         "schema": SCHEMA,
         "scorer": service._identity,
         "waiting": torch.tensor(rows, dtype=torch.int64).reshape(-1, 3),  # clip id, completed at, attempts
+        "audited": [clip_id for content in contents for clip_id in content.audited],
         "meter": service.meter.state_dict(),
         "policy": {"name": policy.name, "state": policy.state_dict()},
         "control": None if control is None else {"name": control.name, "state": control.state_dict()},
         "cache": None if service.cache is None else service.cache.state_dict(),
+        **{name: None if part is None else part.state_dict() for name, part in _optional(service).items()},
     }
+
+
+def _optional(service: ScoringService) -> dict[str, Budget | Audit | Throttle | None]:
+    return {"budget": service.budget, "audit": service.audit, "throttle": service.throttle}
 
 
 def load_service_state(service: ScoringService, state: Mapping[str, Any]) -> None:
@@ -46,7 +55,7 @@ def load_service_state(service: ScoringService, state: Mapping[str, Any]) -> Non
     """
     if state["schema"] != SCHEMA:
         raise ValueError(f"scoring state of schema {state['schema']}, this version reads {SCHEMA}")
-    for what, part in (("policy", service._queue.policy), ("control", service.control)):
+    for what, part in (("policy", service.queue.policy), ("control", service.control)):
         saved, name = state[what] and state[what]["name"], part and part.name
         if saved != name:
             raise ValueError(f"scoring state was saved with scoring.{what} {saved}, not {name}")
@@ -56,16 +65,20 @@ def load_service_state(service: ScoringService, state: Mapping[str, Any]) -> Non
             "scorer %r %r goes on where %r %r left off: the buffer holds scores of both until it is overwritten",
             *(*service._identity, *saved),
         )
-    service._queue.policy.load_state_dict(state["policy"]["state"])
+    service.queue.policy.load_state_dict(state["policy"]["state"])
     if service.control is not None:
         service.control.load_state_dict(state["control"]["state"])
     service.meter.load_state_dict(state["meter"])
     if service.cache is not None and state["cache"] is not None:
         service.cache.load_state_dict(state["cache"])
-    rows = state["waiting"].tolist()
+    for optional, keeper in _optional(service).items():  # what was not set then begins anew
+        if keeper is not None and state.get(optional) is not None:
+            keeper.load_state_dict(state[optional])
+    rows, audited = state["waiting"].tolist(), set(state.get("audited", ()))
     for start in range(0, len(rows), LOAD_CLIPS):
         part = rows[start : start + LOAD_CLIPS]
         alive = [row for row in part if service._clips.contains(row[0])]
         service.meter.counts.stale += len(part) - len(alive)
-        for key, row in zip(service._keys([row[0] for row in alive]), alive, strict=True):
-            service._queue.add(key, *row)
+        looks = service.look([row[0] for row in alive])
+        for (key, described), (clip_id, completed, attempts) in zip(looks, alive, strict=True):
+            service.queue.add(key, clip_id, completed, attempts, described, clip_id in audited)

@@ -1,4 +1,4 @@
-"""Which clips get scored when there are more than the scorer can take."""
+"""Which clips get scored when there are more than the scorer can take; `vlmrb.scoring.policies` has further ones."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vlmrb.scoring.clips import ClipBatch
+
 
 class WaitingClips:
     """What a policy chooses from: N clips of distinct content, in order of arrival.
@@ -16,11 +18,26 @@ class WaitingClips:
     Args:
         clip_ids: the clips of each content, in order of completion.
         completed: env steps at which they were completed.
+        described: what `SelectionPolicy.describe` said of each content.
+        guess: see below; all unknown if ``None``.
+
+    Attributes:
+        described: N descriptions, ``None`` for those of a policy that describes nothing.
+        guess: ``float64[N]`` in [0, 1], the probability, as far as somebody cheaper than the scorer can tell, that the
+            scorer finds the clip positive; NaN where nobody has told.
     """
 
-    def __init__(self, clip_ids: Sequence[Sequence[int]], completed: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self,
+        clip_ids: Sequence[Sequence[int]],
+        completed: Sequence[Sequence[int]],
+        described: Sequence[Any] | None = None,
+        guess: NDArray[np.float64] | None = None,
+    ) -> None:
         self._clip_ids = clip_ids
         self._completed = completed
+        self.described: Sequence[Any] = [None] * len(clip_ids) if described is None else described
+        self.guess = np.full(len(clip_ids), np.nan) if guess is None else guess
 
     def __len__(self) -> int:
         return len(self._clip_ids)
@@ -39,6 +56,10 @@ class WaitingClips:
     def newest(self) -> NDArray[np.int64]:
         """``int64[N]``, env step at which its latest clip was completed."""
         return np.array([steps[-1] for steps in self._completed], np.int64)
+
+    def describing(self, described: Sequence[Any]) -> WaitingClips:
+        """Returns the same clips with other descriptions."""
+        return WaitingClips(self._clip_ids, self._completed, described, self.guess)
 
 
 class SelectionPolicy(ABC):
@@ -59,6 +80,24 @@ class SelectionPolicy(ABC):
 
         Returns:
             ``int64[N]``, a permutation of 0 … N − 1, best first.
+        """
+
+    def describe(self, clips: ClipBatch) -> Sequence[Any] | None:
+        """Says what `rank` wants to know of clips' content, so that it need not look at them again.
+
+        Args:
+            clips: B clips just completed, whole; or the same ones again in a resumed run.
+
+        Returns:
+            B descriptions, small ones, as they are kept while their clips wait; ``None`` if nothing is wanted.
+        """
+        return None
+
+    def note(self, described: Sequence[Any]) -> None:  # noqa: B027 — optional to override
+        """Takes in B clips just completed, once each, those that need not wait included, before they are ranked.
+
+        Args:
+            described: what `describe` said of them, if it said anything.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -112,17 +151,3 @@ class RandomOrder(SelectionPolicy):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the generator."""
         self._rng.bit_generator.state = state["rng"]
-
-
-def make_policy(policy: str | SelectionPolicy, seed: int) -> SelectionPolicy:
-    """Returns the policy of that name, or the one given.
-
-    Raises:
-        ValueError: no policy has that name.
-    """
-    if isinstance(policy, SelectionPolicy):
-        return policy
-    named = {"newest": NewestFirst(), "oldest": OldestFirst(), "random": RandomOrder(seed)}
-    if policy not in named:
-        raise ValueError(f"scoring.policy={policy!r} must be one of {', '.join(named)}, or a SelectionPolicy")
-    return named[policy]

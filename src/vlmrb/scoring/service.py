@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vlmrb.scoring.admission import AdmissionQueue, Content
+from vlmrb.scoring.audit import Audit
 from vlmrb.scoring.backends import Answer, Backend, SyncBackend, ThreadBackend
+from vlmrb.scoring.budget import Budget
 from vlmrb.scoring.cache import ScoreCache
 from vlmrb.scoring.clips import ClipBatch, Renderer
 from vlmrb.scoring.config import ScoringConfig
+from vlmrb.scoring.failures import MAX_ATTEMPTS, FailureLog
 from vlmrb.scoring.meter import ScoringMeter
 from vlmrb.scoring.persistence import load_service_state, service_state
-from vlmrb.scoring.policy import make_policy
+from vlmrb.scoring.policies.named import make_policy
 from vlmrb.scoring.process import ProcessBackend
 from vlmrb.scoring.scorer import ScoreControl, Scorer, ScorerError, identity, require_thinnable
+from vlmrb.scoring.throttle import Throttle
 
 if TYPE_CHECKING:
     from vlmrb.replay.buffer import VLMReplayBuffer
 
 logger = logging.getLogger(__name__)
 
-MAX_ATTEMPTS = 2  # a clip that was there when the scorer failed twice is not shown again
 ADMIT_CLIPS = 256  # clips looked at in one go, which bounds the memory that a burst takes
-MAX_REPORTS = 100  # distinct failures worth a warning
 
 
 class ScoringService:
@@ -52,6 +54,10 @@ class ScoringService:
 
     Attributes:
         meter: what has been counted and measured.
+        queue: what waits for the scorer.
+        budget: what the scorer may still be shown; ``None`` without bounds.
+        audit: what is drawn to be scored in any case; ``None`` if nothing is.
+        throttle: what makes collection wait; ``None`` if nothing does.
 
     Raises:
         ScorerError: the scorer has no name or version, needs frames that ``frames_per_clip`` leaves out, or cannot be
@@ -84,9 +90,14 @@ class ScoringService:
         self._renderer = renderer
         self.meter = ScoringMeter(buffer.monitor.threshold, scorer.name)
         self._counts = self.meter.counts
-        self._queue = AdmissionQueue(
+        self.budget = None if self.config.budget is None else Budget(self.config.budget)
+        share, bound = self.config.audit_share, self.config.max_delay_env_steps
+        self.audit = Audit(share, buffer.monitor.threshold, self.config.seed) if share else None
+        self.throttle = None if bound is None else Throttle(self, bound)
+        waits = self.config.backend != "sync" or self.budget is not None  # from one poll to the next
+        self.queue = AdmissionQueue(
             make_policy(self.config.policy, self.config.seed),
-            None if self.config.backend == "sync" else self.config.max_waiting,  # nothing waits there from poll to poll
+            self.config.max_waiting if waits else None,
             self._clips.contains,
             self._counts,
         )
@@ -94,9 +105,9 @@ class ScoringService:
         self._next_ticket = 0
         self._env_steps = 0
         self._given_up = False
-        self._closed = False
+        self.closed = False
         self._refused = False  # the run ended because of its scorer, and needs no word about what it would have been
-        self._reported: set[str] = set()
+        self._failures = FailureLog(scorer.name)
         self._backend = self._make_backend()
 
     # The loop
@@ -110,9 +121,11 @@ class ScoringService:
         Raises:
             ScorerError: the scorer's answer has the wrong form, or its process cannot rebuild it.
         """
-        if self._closed:
+        if self.closed:
             return
         self._env_steps = env_steps
+        if self.budget is not None:
+            self.budget.advance(time.monotonic(), env_steps)
         try:
             self._move_on()
         except ScorerError:
@@ -126,9 +139,32 @@ class ScoringService:
         completed = self._clips.take_completed()
         for start in range(0, len(completed), ADMIT_CLIPS):
             self._admit(completed[start : start + ADMIT_CLIPS])
-        if self._queue.waiting:
-            self._queue.bound()
+        if self.queue.waiting:
+            self.queue.bound()
             self._hand_over()
+
+    def keep_up(self, stop: Callable[[], bool]) -> None:
+        """Waits for the scorer where ``max_delay_env_steps`` says so; call it after `poll`, see `throttle.Throttle`.
+
+        Args:
+            stop: asked again and again; true ends the wait.
+
+        Raises:
+            ScorerError: see `poll`.
+        """
+        if self.throttle is not None:
+            self.throttle.wait(self._env_steps, stop)
+
+    def drop_waiting(self, before: int) -> None:
+        """Drops what waits for the scorer, was not handed to it, and was completed before that env step."""
+        for content in self.queue.overdue(before):
+            if content.key in self.queue.waiting:
+                self.queue.drop(content)
+
+    @property
+    def accepting(self) -> bool:
+        """Whether the scorer is set up and may be handed clips."""
+        return self._backend.accepting
 
     def wait_until_ready(self, timeout_s: float) -> bool:
         """Waits until the scorer is set up, in a process or thread of its own.
@@ -149,7 +185,7 @@ class ScoringService:
         return self._backend.accepting
 
     def drain(self, timeout_s: float) -> bool:
-        """Waits until nothing waits and nothing is in flight.
+        """Waits until nothing waits and nothing is in flight, but not for what the budget does not allow now.
 
         Args:
             timeout_s: seconds to wait at most.
@@ -163,9 +199,10 @@ class ScoringService:
         deadline = time.monotonic() + timeout_s
         while True:
             self.poll(self._env_steps)
-            if not self._queue:
+            if not self.queue:
                 return True
-            if time.monotonic() >= deadline or self._closed:
+            spent = self.budget is not None and not self.budget.available and not self._in_flight
+            if spent or time.monotonic() >= deadline or self.closed:
                 return False
             time.sleep(0.002)
 
@@ -188,28 +225,25 @@ class ScoringService:
             ids = completed[start : start + part]
             self._admit(ids)
             if not self.drain(timeout_s):
-                logger.warning("scorer %r is slow: training starts before all clips are scored", self.scorer.name)
+                why = "is slow" if self._in_flight else "has no budget left"
+                logger.warning("scorer %r %s: training starts before all clips are scored", self.scorer.name, why)
                 self._admit(completed[start + part :])
-                self._queue.bound()
+                self.queue.bound()
                 return
             yield len(ids)
 
     def close(self) -> None:
         """Stops the scorer; may be called more than once. Clips in flight go back to waiting."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         self._backend.close()
         for contents, _ in self._in_flight.values():
             for content in contents:
-                self._queue.put_back(content)
+                self.queue.put_back(content)
         self._in_flight.clear()
-        if self._counts.emitted and not self._counts.scored and not self._refused:
-            why = f"{self._counts.failures} batches failed" if self._counts.failures else "it had not answered yet"
-            logger.error(
-                "scorer %r: NO CLIP WAS EVER SCORED (of %d; %s): as to scores, this was uniform replay",
-                *(self.scorer.name, self._counts.emitted, why),
-            )
+        if not self._refused:
+            self._failures.at_the_end(self._counts)
 
     # Monitoring and persistence
 
@@ -220,14 +254,17 @@ class ScoringService:
         emitted), ``share_positive`` (of the scored), ``clips_per_s``; ``latency_ms_p50`` and ``_p95`` (of a batch, from
         hand-over to answer), ``delay_env_steps_mean`` and ``_p95`` (of a clip, from completion to the written score).
         Rates, latencies and delays are over the latest answers, NaN before the first. ``scorer_…`` is what the scorer
-        reports about itself, ``control_…`` what the control does.
+        reports about itself, ``control_…`` what the control does, ``budget_…``, ``audit…`` and ``throttled_…`` what
+        `Budget`, `Audit` and `Throttle` say.
         """
         handed_over = [content for contents, _ in self._in_flight.values() for content in contents]
         stats = self.meter.stats() | {
-            "waiting": sum(len(content.clip_ids) for content in self._queue.waiting.values()),
+            "waiting": sum(len(content.clip_ids) for content in self.queue.waiting.values()),
             "in_flight": sum(len(content.clip_ids) for content in handed_over),
             "restarts": self._backend.restarts,
         }
+        for part in (self.budget, self.audit, self.throttle):
+            stats |= {} if part is None else part.stats()
         if self.control is not None:
             stats |= {f"control_{name}": value for name, value in self.control.stats().items()}
         return stats
@@ -259,15 +296,22 @@ class ScoringService:
             return ThreadBackend(self.scorer)
         return ProcessBackend(self.scorer, self._renderer, self.config)
 
-    def _shown(self, clip_ids: Sequence[int]) -> ClipBatch:
+    def _shown(self, clips: ClipBatch) -> ClipBatch:
         """Returns clips as the scorer is shown them."""
-        clips, frames = self._clips.batch(clip_ids, self._renderer), self.config.frames_per_clip
+        frames = self.config.frames_per_clip
         return clips if frames is None else clips.thinned(frames)
 
-    def _keys(self, clip_ids: Sequence[int]) -> list[bytes]:
-        if self.cache is None or not clip_ids:
-            return [clip_id.to_bytes(8) for clip_id in clip_ids]
-        return self.cache.keys(self.scorer, self._shown(clip_ids))
+    def look(self, clip_ids: Sequence[int]) -> list[tuple[bytes, Any]]:
+        """Returns the keys of clips that are in the store, and what the policy says of their content."""
+        if not clip_ids:
+            return []
+        clips = self._clips.batch(clip_ids, self._renderer)
+        described = self.queue.policy.describe(clips)
+        if self.cache is None:
+            keys = [clip_id.to_bytes(8) for clip_id in clip_ids]
+        else:
+            keys = self.cache.keys(self.scorer, self._shown(clips))
+        return list(zip(keys, [None] * len(keys) if described is None else described, strict=True))
 
     def _admit(self, clip_ids: Sequence[int]) -> None:
         self._counts.emitted += len(clip_ids)
@@ -276,25 +320,38 @@ class ScoringService:
             return
         alive = [clip_id for clip_id in clip_ids if self._clips.contains(clip_id)]
         self._counts.stale += len(clip_ids) - len(alive)
-        keys = self._keys(alive)
+        looks = self.look(alive)
+        if looks and looks[0][1] is not None:
+            self.queue.policy.note([described for _, described in looks])
+        keys = [key for key, _ in looks]
         scores = np.full(len(alive), np.nan, np.float32) if self.cache is None else self.cache.get_many(keys)
+        audited = np.zeros(len(alive), bool) if self.audit is None else self.audit.draw(len(alive))
         known = ~np.isnan(scores)
-        for key, clip_id, is_known in zip(keys, alive, known.tolist(), strict=True):
+        rows = zip(looks, alive, known.tolist(), audited.tolist(), strict=True)
+        for (key, described), clip_id, is_known, is_audited in rows:
             if not is_known:
-                self._queue.add(key, clip_id, self._env_steps)
+                self.queue.add(key, clip_id, self._env_steps, described=described, audited=is_audited)
         if known.any():
             found = np.array(alive)[known].tolist()
             self._counts.cache_hits += len(found)
+            if self.audit is not None:
+                self.audit.scored(scores[known & audited])
             self._write(found, [self._env_steps] * len(found), scores[known])
 
     def _hand_over(self) -> None:
-        while self._queue.waiting and self._backend.accepting and len(self._in_flight) < self.config.max_in_flight:
-            contents = self._queue.choose(self.config.batch_clips)
+        while self.queue.waiting and self._backend.accepting and len(self._in_flight) < self.config.max_in_flight:
+            allowed = self.config.batch_clips
+            if self.budget is not None:
+                allowed = min(allowed, self.budget.available)
+            contents = self.queue.choose(allowed) if allowed else []
             if not contents:
-                break  # no clip that waited has rows any more
+                break  # nothing more is allowed, or no clip that waited has rows any more
+            if self.budget is not None:
+                self.budget.spend(len(contents))
             ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
             self._in_flight[ticket] = (contents, time.monotonic())
-            self._backend.submit(ticket, self._shown([content.clip_ids[-1] for content in contents]))
+            clips = self._clips.batch([content.clip_ids[-1] for content in contents], self._renderer)
+            self._backend.submit(ticket, self._shown(clips))
             if self.config.backend == "sync":
                 self._take(self._backend.collect())
 
@@ -313,13 +370,13 @@ class ScoringService:
             for content in contents:
                 content.attempts += found.blamed
                 if found.fatal or content.attempts >= MAX_ATTEMPTS:
-                    self._queue.drop(content)
+                    self.queue.drop(content)
                 else:
-                    self._queue.put_back(content)
+                    self.queue.put_back(content)
             if found.fatal:
                 broken = broken or found.error
             else:
-                self._report(found, len(contents))
+                self._failures.unanswered(found, len(contents))
         if settled:
             self._settle(settled, np.concatenate(scores))
         if broken:
@@ -331,8 +388,10 @@ class ScoringService:
         clip_ids: list[int] = []
         completed: list[int] = []
         repeats: list[int] = []
-        for content in contents:
-            self._queue.settle(content)
+        for content, score in zip(contents, scores, strict=True):
+            self.queue.settle(content)
+            if self.audit is not None:
+                self.audit.scored(np.full(len(content.audited), score))
             clip_ids += content.clip_ids
             completed += content.completed
             repeats.append(len(content.clip_ids))
@@ -353,24 +412,7 @@ class ScoringService:
         self._buffer.write_scores(clip_ids, scores, source=f"scorer {self.scorer.name!r}")
         self.meter.written(scores, [self._env_steps - step for step in completed])
 
-    # When it fails
-
-    def _report(self, found: Answer, clips: int) -> None:
-        """Warns of each kind of failure once; the counter tells how often."""
-        if found.error in self._reported or len(self._reported) >= MAX_REPORTS:
-            return
-        self._reported.add(found.error)
-        logger.warning(
-            "scorer %r gave no scores for %d clips (it %s); a clip is tried %d times, then left unscored. Said once, "
-            "counted in `failures`.%s",
-            *(self.scorer.name, clips, found.error, MAX_ATTEMPTS, found.detail and "\n" + found.detail),
-        )
-
     def _give_up(self) -> None:
         self._given_up = True
-        logger.error(
-            "SCORER %r IS GIVEN UP: %s. Training goes on without new scores, and replay turns uniform as scored rows "
-            "are overwritten. Resume the run from a checkpoint to try again.",
-            *(self.scorer.name, self._backend.dead),
-        )
-        self._queue.drop_all()
+        self._failures.given_up(self._backend.dead)
+        self.queue.drop_all()

@@ -1,0 +1,33 @@
+"""Selection policies by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from vlmrb.scoring.policies.guessed import ExpectedFirst, UncertainFirst
+from vlmrb.scoring.policies.novelty import NovelFirst
+from vlmrb.scoring.policy import NewestFirst, OldestFirst, RandomOrder, SelectionPolicy
+
+PolicyName = Literal["newest", "random", "oldest", "novelty", "uncertainty", "expected"]
+
+
+def make_policy(policy: str | SelectionPolicy, seed: int) -> SelectionPolicy:
+    """Returns the policy of that name, or the one given.
+
+    Raises:
+        ValueError: no policy has that name.
+    """
+    if isinstance(policy, SelectionPolicy):
+        return policy
+    named: dict[str, Callable[[], SelectionPolicy]] = {
+        "newest": NewestFirst,
+        "oldest": OldestFirst,
+        "random": lambda: RandomOrder(seed),
+        "novelty": NovelFirst,
+        "uncertainty": UncertainFirst,
+        "expected": ExpectedFirst,
+    }
+    if policy not in named:
+        raise ValueError(f"scoring.policy={policy!r} must be one of {', '.join(named)}, or a SelectionPolicy")
+    return named[policy]()
