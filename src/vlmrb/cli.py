@@ -183,14 +183,21 @@ def _take_section(args: Sequence[str], section: str) -> tuple[list[str], list[st
 
 
 def _lists(function: Callable[..., Any], args: Sequence[str]) -> list[str]:
-    """Lets lists be written as in a shell: ``--prompts a b``, ``-c a.yaml -c b.yaml`` (``-c`` means ``--configs``)."""
-    lists = {f"--{name}" for name, hint in get_type_hints(function).items() if get_origin(hint) in (list, Sequence)}
+    """Lets lists be written as in a shell: ``--prompts a b``, ``-c a.yaml -c b.yaml`` (``-c`` means ``--configs``).
+
+    A switch alone means true.
+    """
+    hints = get_type_hints(function).items()
+    lists = {f"--{name}" for name, hint in hints if get_origin(hint) in (list, Sequence)}
+    switches = {f"--{name}" for name, hint in hints if hint is bool}
     written: list[str] = []
     option = ""
     for arg, following in zip(args, [*args, "--"][1:], strict=True):
         if arg.startswith("-"):
             option = "--configs" if arg == "-c" and "--configs" in lists else arg
-            if option not in lists or following.startswith("-"):
+            if option in switches and following.startswith("-"):
+                written.append(f"{option}=true")
+            elif option not in lists or following.startswith("-"):
                 written.append(option)
         elif option in lists and not arg.startswith("["):
             written.append(f"{option}+={arg}")

@@ -70,6 +70,7 @@ def render_page(report: Mapping[str, Any], galleries: Sequence[Gallery], overlay
         *(f'<p class="note">{escape(note)}</p>' for note in corpus["notes"]),
         *(f'<p class="note">{escape(line)}</p>' for line in verdicts(report)),
         _overview(report, overlays, plots),
+        *([_frontier(report["frontier"])] if "frontier" in report else []),
         *(_scorer(report, number, galleries[number], plots) for number in range(len(report["scorers"]))),
         "<section><h2>How this was made</h2>"
         f"<pre>{escape(corpus['command'])}\n{escape(report['command'])}</pre>"
@@ -125,6 +126,44 @@ def _overview(report: Mapping[str, Any], overlays: Sequence[str], plots: str) ->
     return f"<section><h2>By {escape(label)}</h2>{_table(head, rows)}{below}</section>"
 
 
+def _frontier(facts: Mapping[str, Any]) -> str:
+    points = facts["points"]
+    known = [name for name in ("tokens", "frame_hits", "peak_bytes") if any(p[name] is not None for p in points)]
+    titles = {"tokens": "tokens a clip", "frame_hits": "frames not encoded", "peak_bytes": "GPU memory, GiB"}
+    rows = []
+    for point in points:
+        extra = {
+            "tokens": "–" if point["tokens"] is None else f"{point['tokens']:,.0f}",
+            "frame_hits": _percent(point["frame_hits"]),
+            "peak_bytes": _number(None if point["peak_bytes"] is None else point["peak_bytes"] / 2**30, 1),
+        }
+        rows.append(
+            [
+                escape(point["label"]),
+                f"{point['clips_per_s']:,.3g}",
+                _with_interval(point["ratio"], point["ratio_interval"], 2),
+                _with_interval(point["auc"], point["auc_interval"]),
+                _with_interval(point["loss"], point["loss_interval"]),
+                _number(point["balanced_accuracy"]),
+                *(extra[name] for name in known),
+            ]
+        )
+    head = ["changed", "clips/s", "× the slowest", "ROC AUC", "below the best", "balanced accuracy"]
+    table = _table([*head, *(titles[name] for name in known)], rows, marked=[point["chosen"] for point in points])
+    settings = ", ".join(f"{name} {value}" for name, value in points[0]["settings"].items())
+    tolerated = f"ROC AUC by {escape(facts['label'])} is not below the best one's by more than {facts['tolerance']:g}"
+    turns = f"{facts['rounds']} rounds, in which all take turns with the same {facts['timed_clips']:,} clips"
+    return (
+        f"<section><h2>What a score costs</h2>{table}"
+        f'<p class="soft">As configured: {escape(settings)}. One setting at a time is changed, then the best of each '
+        f"are put together. Marked is the fastest whose {tolerated}, the whole interval counted: "
+        f'<a href="frontier.yaml">frontier.yaml</a>. Speed is the median of {turns}, with no features kept from one to '
+        "the next; its intervals are those of the rounds. All figures: "
+        f'<a href="frontier.csv">frontier.csv</a>.</p>'
+        f"{_picture('frontier.png', 'clips/s against ROC AUC', 760)}</section>"
+    )
+
+
 def _pairs(pairs: Sequence[Mapping[str, Any]]) -> str:
     if not pairs:
         return ""
@@ -142,7 +181,8 @@ def _scorer(report: Mapping[str, Any], number: int, gallery: Gallery, plots: str
     tables = "".join(_by_label(name, judged) for name, judged in scorer["by_label"].items())
     thresholds = "".join(_thresholds(name, judged) for name, judged in scorer["by_label"].items())
     clips = "".join(_clips(kind, gallery[kind]) for kind in gallery)
-    facts = f"<code>{escape(scorer['class_path'])}</code>, version {escape(scorer['version'])}{_stats(scorer)}"
+    thinned = "" if scorer["frames_per_clip"] is None else f", {scorer['frames_per_clip']} frames of each clip"
+    facts = f"<code>{escape(scorer['class_path'])}</code>, version {escape(scorer['version'])}{thinned}{_stats(scorer)}"
     return (
         f"<section><h2>{escape(scorer['label'])}</h2>"
         f'<p class="soft">{facts}</p>{prompt}'
@@ -230,6 +270,7 @@ def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} %"
 
 
-def _with_interval(value: float | None, interval: Sequence[float | None]) -> str:
+def _with_interval(value: float | None, interval: Sequence[float | None], digits: int = 3) -> str:
     low, high = interval
-    return _number(value) if low is None else f"{_number(value)} <small>[{_number(low)}, {_number(high)}]</small>"
+    number = _number(value, digits)
+    return number if low is None else f"{number} <small>[{_number(low, digits)}, {_number(high, digits)}]</small>"

@@ -21,7 +21,7 @@ from vlmrb.calibration.statistics import confusion, roc_curve
 _LIGHT = {"ink": "#1f2328", "faint": "#d8dee4", "paper": "#ffffff"}
 _DARK = {"ink": "#e6edf3", "faint": "#3d444d", "paper": "#161b22"}
 _WITH, _WITHOUT = "#009E73", "#D55E00"  # Okabe and Ito: told apart with every common colour blindness
-_LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _STYLES = ("-", "--", "-.", ":")
 
 Labels = NDArray[np.bool_]
@@ -38,7 +38,7 @@ def plot_scorer(path: Path, scores: Scores, labels: Labels, label: str, judged: 
         label: their name.
         judged: what the report says about this scorer and label.
     """
-    for figure, axes in _figures(path, 3):
+    for figure, axes in figures(path, 3):
         _histogram(axes[0], scores, labels, label, judged)
         _reliability(axes[1], judged["reliability"], label)
         _accuracy(axes[2], scores, labels, judged)
@@ -47,11 +47,11 @@ def plot_scorer(path: Path, scores: Scores, labels: Labels, label: str, judged: 
 
 def plot_roc(path: Path, scores: Mapping[str, Scores], labels: Labels, label: str) -> None:
     """Draws the ROC curves of all scorers, name → ``float32[N]``, in one picture."""
-    for _, (axes,) in _figures(path, 1):
+    for _, (axes,) in figures(path, 1):
         axes.plot([0, 1], [0, 1], color="#888888", linewidth=0.8, linestyle=":")
         for number, (name, values) in enumerate(scores.items()):
             fpr, tpr = roc_curve(values, labels)
-            style = {"color": _LINES[number % len(_LINES)], "linestyle": _STYLES[number % len(_STYLES)]}
+            style = {"color": LINES[number % len(LINES)], "linestyle": _STYLES[number % len(_STYLES)]}
             axes.plot(
                 fpr, tpr, label=name, linewidth=1.8, marker="o" if len(fpr) < 9 else None, markersize=3.5, **style
             )
@@ -66,7 +66,7 @@ def _histogram(axes: Axes, scores: Scores, labels: Labels, label: str, judged: M
     axes.axvline(
         judged["at_configured"]["threshold"], color="#888888", linewidth=1.2, linestyle="--", label="τ configured"
     )
-    axes.axvline(judged["at_best"]["threshold"], color=_LINES[0], linewidth=1.2, label="τ best")
+    axes.axvline(judged["at_best"]["threshold"], color=LINES[0], linewidth=1.2, label="τ best")
     axes.set(xlabel="score", ylabel="clips", title="scores by label", xlim=(0, 1))
     axes.legend(frameon=False, fontsize="small")
 
@@ -76,8 +76,8 @@ def _reliability(axes: Axes, points: list[dict[str, Any]], label: str) -> None:
     observed = np.array([point["observed"] for point in points])
     count = np.array([point["count"] for point in points])
     axes.plot([0, 1], [0, 1], color="#888888", linewidth=0.8, linestyle=":")
-    axes.plot(mean, observed, color=_LINES[0], linewidth=1.2)
-    axes.scatter(mean, observed, 12 + 120 * count / count.sum(), color=_LINES[0], zorder=3)
+    axes.plot(mean, observed, color=LINES[0], linewidth=1.2)
+    axes.scatter(mean, observed, 12 + 120 * count / count.sum(), color=LINES[0], zorder=3)
     axes.set(xlabel="mean score", ylabel=f"share with {label}", title="reliability (dots by clips)")
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.04, 1.04))
 
@@ -85,9 +85,9 @@ def _reliability(axes: Axes, points: list[dict[str, Any]], label: str) -> None:
 def _accuracy(axes: Axes, scores: Scores, labels: Labels, judged: Mapping[str, Any]) -> None:
     thresholds = np.linspace(0, 1, 201)
     values = [confusion(scores, labels, float(threshold)).balanced_accuracy for threshold in thresholds]
-    axes.plot(thresholds, values, color=_LINES[0], linewidth=1.8)
+    axes.plot(thresholds, values, color=LINES[0], linewidth=1.8)
     axes.axvline(judged["at_configured"]["threshold"], color="#888888", linewidth=1.2, linestyle="--")
-    axes.axvline(judged["at_best"]["threshold"], color=_LINES[0], linewidth=1.2)
+    axes.axvline(judged["at_best"]["threshold"], color=LINES[0], linewidth=1.2)
     axes.set(
         xlabel="threshold τ", ylabel="balanced accuracy", title="balanced accuracy", xlim=(0, 1), ylim=(0.45, 1.02)
     )
@@ -109,12 +109,18 @@ def _theme(colors: Mapping[str, str]) -> Iterator[None]:
         yield
 
 
-def _figures(path: Path, panels: int) -> Iterator[tuple[Figure, NDArray[Any]]]:
-    """Yields an empty figure with ``panels`` axes for each theme, and writes it when it has been drawn."""
+def figures(path: Path, panels: int, size: tuple[float, float] = (3.9, 3.3)) -> Iterator[tuple[Figure, NDArray[Any]]]:
+    """Yields an empty figure with ``panels`` axes for each theme, and writes it when it has been drawn.
+
+    Args:
+        path: of the light picture; the dark one lies beside it with ``_dark`` in its name.
+        panels: axes beside each other.
+        size: width and height of one, in inches.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     for colors, target in ((_LIGHT, path), (_DARK, path.with_name(f"{path.stem}_dark{path.suffix}"))):
         with _theme(colors):
-            figure = Figure(figsize=(3.9 * panels + 0.3, 3.3), layout="constrained")
+            figure = Figure(figsize=(size[0] * panels + 0.3, size[1]), layout="constrained")
             FigureCanvasAgg(figure)
             axes = figure.subplots(1, panels, squeeze=False)[0]
             for one in axes:

@@ -116,6 +116,7 @@ def build_report(
                 "version": candidate.scorer.version,
                 "class_path": candidate.class_path,
                 "prompt": _prompt_text(candidate),
+                "frames_per_clip": candidate.frames_per_clip,
                 "scored_now": result.fresh,
                 "clips_per_s": result.clips_per_s,
                 "stats": result.stats,
@@ -127,7 +128,7 @@ def build_report(
         ],
     }
     report["pairs"] = _pairs(report["scorers"], scored, label)
-    return _without_nan(report)
+    return without_nan(report)
 
 
 def _prompt_text(candidate: Candidate) -> str | None:
@@ -250,9 +251,10 @@ def calibrated_overlay(candidate: Candidate, judged: dict[str, Any], label: str,
     return head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
-def _without_nan(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
+    """Returns plain types with ``None`` in the place of NaN, which JSON does not know."""
     if isinstance(value, dict):
-        return {key: _without_nan(part) for key, part in value.items()}
+        return {key: without_nan(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(part) for part in value]
+        return [without_nan(part) for part in value]
     return None if isinstance(value, float) and math.isnan(value) else value

@@ -94,10 +94,20 @@ def calibrate(
     prompts: Sequence[str] = (),
     label: Literal["success", "milestone"] | None = None,
     shown: int = 6,
+    frontier: bool = False,
+    frames: Sequence[int] = (),
+    frame_sizes: Sequence[int] = (),
+    batches: Sequence[int] = (),
+    dtypes: Sequence[str] = (),
+    tolerance: float = 0.01,
+    timed_clips: int = 64,
+    rounds: int = 6,
 ) -> int:
     """Judges scorers and prompts on a corpus: an HTML page, PNGs, GIFs, report.json, scores.csv and calibrated.yaml.
 
-    Scores are kept as they come, so that a repeated command goes on where it stopped.
+    With --frontier also what one scorer's scores cost, and which cheaper way of asking it is worth as much:
+    frontier.csv, frontier.png and frontier.yaml. Scores are kept as they come, so that a repeated command goes on where
+    it stopped; speed is measured anew.
 
     Args:
         corpus: folder made by `vlmrb corpus`.
@@ -107,8 +117,17 @@ def calibrate(
         prompts: names or texts of prompts to compare, with each scorer.
         label: by what τ is chosen; if not given, by milestones where they are known, else by success.
         shown: most clips of each kind on the page.
+        frontier: vary one setting of the scorer at a time, and measure speed beside ROC AUC.
+        frames: frames per clip to try; 32 16 8 4, as far as clips are so long, if not given.
+        frame_sizes: sizes of frames to try, in pixels; half the configured one if not given.
+        batches: clips in one pass of the scorer to try; twice the configured ones if not given.
+        dtypes: dtypes of the scorer to try; bfloat16 with a GPU, none without, if not given.
+        tolerance: ROC AUC that may be lost for speed.
+        timed_clips: how many clips are timed.
+        rounds: how often each way is timed, in turns with the others; at least 6.
     """
     from vlmrb.calibration.corpus import load_corpus
+    from vlmrb.calibration.frontier import Grid, find_frontier, plan
     from vlmrb.calibration.report import choose_label
     from vlmrb.calibration.scores import load_candidates, require_readable, score_clips
     from vlmrb.calibration.writing import write_report
@@ -117,22 +136,32 @@ def calibrate(
 
     if shown < 0:
         raise ValueError(f"--shown {shown} must not be negative")
+    tried = (tuple(frames), tuple(frame_sizes), tuple(batches), tuple(dtypes))
+    grid = Grid(*tried, tolerance, timed_clips, rounds)
+    if not frontier and grid != Grid():
+        raise ValueError("--frames, --frame_sizes, --batches, --dtypes and the like say what --frontier tries: add it")
     candidates = load_candidates(configs, scorers, prompts)
+    if frontier and len(candidates) > 1:
+        raise ValueError(f"--frontier is of one scorer with one prompt, and here are {len(candidates)} of them")
     clips = load_corpus(corpus)
     label_name = choose_label(clips, label)
     if clips.manifest["kind"] == "videos":
         for candidate in candidates:
             require_readable(candidate.scorer, f"corpus {corpus}")
+    points = plan(clips, candidates[0], grid) if frontier else []
     folder, command = Path(out), _command()
     with lock_folder(folder, "--out "):
-        scored = []
+        scored, found = [], None
         for candidate in candidates:
             cache = ScoreCache(candidate.cache or folder / "scores.sqlite")
             try:
                 scored.append(score_clips(candidate, len(clips.clips), clips.batch, cache))
+                found = find_frontier(clips, points, label_name, grid, cache) if points else None
             finally:
                 cache.close()
-        lines = write_report(folder, clips, candidates, scored, label_name, shown, command)
+        lines = write_report(folder, clips, candidates, scored, label_name, shown, command, found)
+        if found is not None:
+            lines.append(f"chosen: {found.points[found.chosen].label}: {folder / 'frontier.yaml'}")
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.write(f"{folder / 'index.html'}\n")
     return 0
