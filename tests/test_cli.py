@@ -181,10 +181,13 @@ def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
         ("--names=[a,b] --count=2", ["--names=[a,b]", "--count=2"]),
         ("--names --count 2", ["--names", "--count", "2"]),
         ("--count -1", ["--count", "-1"]),
+        ("--loud --count 2", ["--loud=true", "--count", "2"]),
+        ("--names a --loud", ["--names+=a", "--loud=true"]),
+        ("--loud false", ["--loud", "false"]),
     ],
 )
-def test_lists_are_written_as_in_a_shell(typed: str, understood: list[str]) -> None:
-    def verb(configs: Sequence[str] = (), names: list[str] = [], count: int = 1) -> None:  # noqa: B006
+def test_lists_and_switches_are_written_as_in_a_shell(typed: str, understood: list[str]) -> None:
+    def verb(configs: Sequence[str] = (), names: list[str] = [], count: int = 1, loud: bool = False) -> None:  # noqa: B006
         """Takes lists."""
 
     assert _lists(verb, typed.split()) == understood
