@@ -79,6 +79,6 @@ def load_service_state(service: ScoringService, state: Mapping[str, Any]) -> Non
         part = rows[start : start + LOAD_CLIPS]
         alive = [row for row in part if service._clips.contains(row[0])]
         service.meter.counts.stale += len(part) - len(alive)
-        looks = service.look([row[0] for row in alive])
+        looks = service.reception.look([row[0] for row in alive])
         for (key, described), (clip_id, completed, attempts) in zip(looks, alive, strict=True):
             service.queue.add(key, clip_id, completed, attempts, described, clip_id in audited)

@@ -15,13 +15,15 @@ from vlmrb.scoring.audit import Audit
 from vlmrb.scoring.backends import Answer, Backend, SyncBackend, ThreadBackend
 from vlmrb.scoring.budget import Budget
 from vlmrb.scoring.cache import ScoreCache
-from vlmrb.scoring.clips import ClipBatch, Renderer
+from vlmrb.scoring.clips import Renderer
 from vlmrb.scoring.config import ScoringConfig
+from vlmrb.scoring.delivery import Delivery
 from vlmrb.scoring.failures import MAX_ATTEMPTS, FailureLog
 from vlmrb.scoring.meter import ScoringMeter
 from vlmrb.scoring.persistence import load_service_state, service_state
 from vlmrb.scoring.policies.named import make_policy
 from vlmrb.scoring.process import ProcessBackend
+from vlmrb.scoring.reception import Reception
 from vlmrb.scoring.scorer import ScoreControl, Scorer, ScorerError, identity, require_thinnable
 from vlmrb.scoring.throttle import Throttle
 
@@ -55,6 +57,7 @@ class ScoringService:
     Attributes:
         meter: what has been counted and measured.
         queue: what waits for the scorer.
+        reception: what looks at clips before they wait.
         budget: what the scorer may still be shown; ``None`` without bounds.
         audit: what is drawn to be scored in any case; ``None`` if nothing is.
         throttle: what makes collection wait; ``None`` if nothing does.
@@ -85,7 +88,6 @@ class ScoringService:
         self.scorer = scorer
         self.cache = cache
         self.control = control
-        self._buffer = buffer
         self._clips = buffer.clips
         self._renderer = renderer
         self.meter = ScoringMeter(buffer.monitor.threshold, scorer.name)
@@ -101,6 +103,10 @@ class ScoringService:
             self._clips.contains,
             self._counts,
         )
+        self.reception = Reception(
+            self._clips, renderer, scorer, cache, self.audit, self.queue, self.config.frames_per_clip
+        )
+        self._delivery = Delivery(buffer, control, self.meter, scorer.name)
         self._in_flight: dict[int, tuple[list[Content], float]] = {}  # ticket → contents, time of hand-over
         self._next_ticket = 0
         self._env_steps = 0
@@ -296,23 +302,6 @@ class ScoringService:
             return ThreadBackend(self.scorer)
         return ProcessBackend(self.scorer, self._renderer, self.config)
 
-    def _shown(self, clips: ClipBatch) -> ClipBatch:
-        """Returns clips as the scorer is shown them."""
-        frames = self.config.frames_per_clip
-        return clips if frames is None else clips.thinned(frames)
-
-    def look(self, clip_ids: Sequence[int]) -> list[tuple[bytes, Any]]:
-        """Returns the keys of clips that are in the store, and what the policy says of their content."""
-        if not clip_ids:
-            return []
-        clips = self._clips.batch(clip_ids, self._renderer)
-        described = self.queue.policy.describe(clips)
-        if self.cache is None:
-            keys = [clip_id.to_bytes(8) for clip_id in clip_ids]
-        else:
-            keys = self.cache.keys(self.scorer, self._shown(clips))
-        return list(zip(keys, [None] * len(keys) if described is None else described, strict=True))
-
     def _admit(self, clip_ids: Sequence[int]) -> None:
         self._counts.emitted += len(clip_ids)
         if self._given_up:
@@ -320,23 +309,7 @@ class ScoringService:
             return
         alive = [clip_id for clip_id in clip_ids if self._clips.contains(clip_id)]
         self._counts.stale += len(clip_ids) - len(alive)
-        looks = self.look(alive)
-        if looks and looks[0][1] is not None:
-            self.queue.policy.note([described for _, described in looks])
-        keys = [key for key, _ in looks]
-        scores = np.full(len(alive), np.nan, np.float32) if self.cache is None else self.cache.get_many(keys)
-        audited = np.zeros(len(alive), bool) if self.audit is None else self.audit.draw(len(alive))
-        known = ~np.isnan(scores)
-        rows = zip(looks, alive, known.tolist(), audited.tolist(), strict=True)
-        for (key, described), clip_id, is_known, is_audited in rows:
-            if not is_known:
-                self.queue.add(key, clip_id, self._env_steps, described=described, audited=is_audited)
-        if known.any():
-            found = np.array(alive)[known].tolist()
-            self._counts.cache_hits += len(found)
-            if self.audit is not None:
-                self.audit.scored(scores[known & audited])
-            self._write(found, [self._env_steps] * len(found), scores[known])
+        self._delivery.known(*self.reception.admit(alive, self._env_steps), self._env_steps)
 
     def _hand_over(self) -> None:
         while self.queue.waiting and self._backend.accepting and len(self._in_flight) < self.config.max_in_flight:
@@ -350,8 +323,7 @@ class ScoringService:
                 self.budget.spend(len(contents))
             ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
             self._in_flight[ticket] = (contents, time.monotonic())
-            clips = self._clips.batch([content.clip_ids[-1] for content in contents], self._renderer)
-            self._backend.submit(ticket, self._shown(clips))
+            self._backend.submit(ticket, self.reception.shown([content.clip_ids[-1] for content in contents]))
             if self.config.backend == "sync":
                 self._take(self._backend.collect())
 
@@ -385,32 +357,11 @@ class ScoringService:
     def _settle(self, contents: list[Content], scores: NDArray[np.float32]) -> None:
         if self.cache is not None:
             self.cache.put_many([content.key for content in contents], scores)
-        clip_ids: list[int] = []
-        completed: list[int] = []
-        repeats: list[int] = []
         for content, score in zip(contents, scores, strict=True):
             self.queue.settle(content)
             if self.audit is not None:
                 self.audit.scored(np.full(len(content.audited), score))
-            clip_ids += content.clip_ids
-            completed += content.completed
-            repeats.append(len(content.clip_ids))
-        self._counts.cache_hits += len(clip_ids) - len(contents)
-        self._write(clip_ids, completed, np.repeat(scores, repeats))
-
-    def _write(self, clip_ids: list[int], completed: list[int], scores: NDArray[np.float32]) -> None:
-        """Writes scores ``float32[B]`` to those clips that still have rows."""
-        alive = np.array([self._clips.contains(clip_id) for clip_id in clip_ids])
-        if not alive.all():
-            self._counts.stale += int((~alive).sum())
-            clip_ids, completed = np.array(clip_ids)[alive].tolist(), np.array(completed)[alive].tolist()
-            scores = scores[alive]
-        if not clip_ids:
-            return
-        if self.control is not None:
-            scores = self.control.apply(scores)
-        self._buffer.write_scores(clip_ids, scores, source=f"scorer {self.scorer.name!r}")
-        self.meter.written(scores, [self._env_steps - step for step in completed])
+        self._delivery.scored(contents, scores, self._env_steps)
 
     def _give_up(self) -> None:
         self._given_up = True
