@@ -37,6 +37,7 @@ from vlmrb.preflight import (
     speed_check,
 )
 from vlmrb.replay.config import ReplayConfig, TDConfig
+from vlmrb.scoring.budget import BudgetConfig
 from vlmrb.scoring.config import ScoringConfig
 from vlmrb.scoring.milestones import MilestonesScorer
 from vlmrb.scoring.remote import RemoteScorer
@@ -315,6 +316,15 @@ def test_a_scorer_that_does_not_know_the_world_is_refused_before_training(tmp_pa
     assert "configs/replay/uniform.yaml" in message
 
 
+def test_a_scorer_that_needs_every_frame_is_refused_thinned_clips_before_training(tmp_path: Path):
+    module = make_module()
+    with pytest.raises(
+        PreflightError, match=r"clips: scorer 'sprites' reads .*frames_per_clip=4 leaves"
+    ):
+        fit(tmp_path, module, SpritesScorer(), frames_per_clip=4)
+    assert module.env_steps == 0
+
+
 # GPU
 
 
@@ -473,6 +483,9 @@ def speed(**changes: Any) -> Speed:
         ({"scorer_clips_per_s": 200.0, "handover_clips_per_s": 30.0}, 0.3),
         ({"new_share": 0.0, "scorer_clips_per_s": 0.0}, 1.0),
         ({"handover_clips_per_s": None}, 0.5),
+        ({"scorer_clips_per_s": 200.0, "budget_clips_per_s": 20.0}, 0.2),
+        ({"new_share": 0.5, "budget_clips_per_s": 5.0}, 0.55),  # half of them are known, a tenth of the rest is allowed
+        ({"budget_clips_per_s": 80.0}, 0.5),  # the scorer is slower than its budget
     ],
 )
 def test_expected_shares_by_hand(changes: dict[str, Any], share: float):
@@ -495,3 +508,31 @@ def test_a_scorer_that_does_not_keep_up_is_named_with_what_helps(
     check = speed_check(speed(**changes), ScoringConfig(**settings))
     assert check.status == status
     assert says in f"{check.found} {check.advice}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "status", "says"),
+    [
+        ({}, {}, "ok", "scoring.budget allows 20.0 clips/s over the run; 20% of the clips get a score"),
+        ({"scorer_clips_per_s": 10.0}, {}, "warn", "allows 20.0 clips/s over the run; 10% of the clips get a score"),
+        ({"clips_per_s": 21.0}, {}, "ok", "in batches of 16.0; 95% of the clips get a score"),
+        ({}, {"backend": "sync"}, "ok", "over the run; training waits for every score, 50% of its time; 20% of the"),
+        (
+            {"scorer_clips_per_s": 10.0},
+            {"max_delay_env_steps": 1000},
+            "ok",
+            "20% of the clips get a score, and training waits for it (scoring.max_delay_env_steps): about 1,550 env st",
+        ),
+    ],
+)
+def test_a_budget_is_taken_into_account(changes: dict[str, Any], settings: dict[str, Any], status: str, says: str):
+    budget = BudgetConfig(clips_per_s=20.0, clips_per_env_step=1.0)
+    check = speed_check(speed(**changes).within(budget, 100_000), ScoringConfig(budget=budget, **settings))
+    assert check.status == status
+    assert says in check.found
+
+
+def test_without_a_budget_training_that_waits_is_slowed_to_the_scorers_pace():
+    check = speed_check(speed(), ScoringConfig(max_delay_env_steps=1000))
+    assert "100% of the clips get a score, and training waits" in check.found
+    assert "about 1,550 env steps/s" in check.found
