@@ -318,9 +318,7 @@ def test_a_scorer_that_does_not_know_the_world_is_refused_before_training(tmp_pa
 
 def test_a_scorer_that_needs_every_frame_is_refused_thinned_clips_before_training(tmp_path: Path):
     module = make_module()
-    with pytest.raises(
-        PreflightError, match=r"clips: scorer 'sprites' reads .*frames_per_clip=4 leaves"
-    ):
+    with pytest.raises(PreflightError, match=r"clips: scorer 'sprites' reads .*frames_per_clip=4 leaves"):
         fit(tmp_path, module, SpritesScorer(), frames_per_clip=4)
     assert module.env_steps == 0
 
