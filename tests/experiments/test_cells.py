@@ -3,21 +3,15 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from finished_cells import make_cell, train
 
-from vlmrb.experiments.cells import (
-    SCHEMA,
-    Cell,
-    Scheme,
-    last_lines,
-    read_record,
-    recorded_cells,
-    require_same_settings,
-)
+from vlmrb.experiments.cells import Cell, Scheme, last_lines, recorded_cells, require_same_settings
+from vlmrb.experiments.records import SCHEMA, read_record
 
 
 def record_of(cell: Cell) -> dict:
@@ -139,7 +133,7 @@ def test_record_of_another_version_is_refused(tmp_path: Path, schema: int | None
         require_same_settings([cell], tmp_path / "sweep")
 
 
-@pytest.mark.parametrize("torn", ["", '{"success": 0.5, "fini', "[]"])
+@pytest.mark.parametrize("torn", ["", '{"success": 0.5, "fini', "[]", "{}", '{"finished": true}'])
 def test_torn_summary_counts_as_unfinished(tmp_path: Path, torn: str) -> None:
     cell = make_cell(tmp_path / "sweep")
     train(cell, [0.0, 1.0, 1.0], exit_code=None)
@@ -149,9 +143,40 @@ def test_torn_summary_counts_as_unfinished(tmp_path: Path, torn: str) -> None:
     assert cell.status == "unfinished"
 
 
-def test_torn_record_is_none(tmp_path: Path) -> None:
-    (tmp_path / "cell.json").write_text('{"schema": 2, "stu')
-    assert read_record(tmp_path) is None
+@pytest.mark.parametrize("torn", ["", '{"schema": 2, "stu', '{"schema": 2}'])
+def test_torn_record_of_a_run_that_never_began_is_none(tmp_path: Path, torn: str) -> None:
+    cell = make_cell(tmp_path / "sweep")
+    cell.folder.mkdir(parents=True)
+    (cell.folder / "cell.json").write_text(torn)
+    assert read_record(cell.folder) is None
+    assert recorded_cells(tmp_path / "sweep") == []
+    require_same_settings([cell], tmp_path / "sweep")
+    cell.record_start()
+    assert cell.status == "unfinished"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda text: "", "empty, or no JSON"),
+        (lambda text: text[: len(text) // 2], "empty, or no JSON"),
+        (lambda text: "\0" * len(text), "empty, or no JSON"),
+        (lambda text: '{"schema": 2}', "no proper 'study'"),
+        (lambda text: json.dumps(json.loads(text) | {"settings": {}}), "no proper 'config'"),
+        (lambda text: json.dumps(json.loads(text) | {"attempts": []}), "no 'attempts'"),
+    ],
+    ids=["empty", "cut", "zeros", "bare", "settings", "attempts"],
+)
+def test_damaged_record_of_a_run_is_named_and_never_left_out(
+    tmp_path: Path, change: Callable[[str], str], says: str
+) -> None:
+    cell, other = make_cell(tmp_path / "sweep"), make_cell(tmp_path / "sweep", seed=1)
+    train(cell, [0.0, 1.0, 1.0])
+    record = cell.folder / "cell.json"
+    record.write_text(change(record.read_text()))
+    for cells in ([cell], [other]):
+        with pytest.raises(ValueError, match=f"^{record} is damaged .*{says}.*: remove that folder"):
+            require_same_settings(cells, tmp_path / "sweep")
 
 
 @pytest.mark.parametrize(("code", "status"), [(143, "interrupted"), (-2, "interrupted"), (1, "failed"), (-9, "failed")])

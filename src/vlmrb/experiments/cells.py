@@ -24,9 +24,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,9 +35,8 @@ import yaml
 
 from vlmrb.experiments.children import was_interrupted
 from vlmrb.experiments.provenance import git_states, versions
+from vlmrb.experiments.records import RECORD, SCHEMA, holds_run, read_record, read_summary, write_record
 
-RECORD = "cell.json"
-SCHEMA = 2
 FAILED = 1  # exit code of a run that did not get as far as having one
 
 
@@ -123,8 +121,8 @@ class Cell:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """Its summary.json; ``None`` while there is none, or half of one."""
-        return _read_json(self.folder / "summary.json")
+        """Its summary.json; ``None`` while there is none, or one from which something is missing."""
+        return read_summary(self.folder)
 
     @property
     def finished(self) -> bool:
@@ -135,7 +133,7 @@ class Cell:
     @property
     def holds_run(self) -> bool:
         """Whether training has begun here; a start that failed leaves nothing to mix up or to lose."""
-        return any((self.folder / name).exists() for name in ("evaluations.csv", "metrics.csv", "summary.json"))
+        return holds_run(self.folder)
 
     @property
     def exit_code(self) -> int | None:
@@ -191,7 +189,7 @@ class Cell:
             "exit_code": None,
             "attempts": [*(earlier["attempts"] if earlier else ()), attempt],
         }
-        _write_record(self.folder, content)
+        write_record(self.folder, content)
 
     def record_end(self, exit_code: int) -> None:
         """Adds how the run ended."""
@@ -199,7 +197,7 @@ class Cell:
         assert record is not None
         record["exit_code"] = exit_code
         record["attempts"][-1] |= {"ended": _now(), "exit_code": exit_code}
-        _write_record(self.folder, record)
+        write_record(self.folder, record)
 
     def record_failure(self, reason: str) -> None:
         """Records that the run failed, in its log as well, when it cannot say so itself."""
@@ -211,26 +209,11 @@ class Cell:
         self.record_end(FAILED)
 
 
-def read_record(folder: Path) -> dict[str, Any] | None:
-    """Returns what is recorded of the run in a folder; ``None`` if nothing is, or a killed process left half of it.
-
-    Raises:
-        ValueError: another version of this package has recorded it.
-    """
-    record = _read_json(folder / RECORD)
-    if record is not None and record.get("schema") != SCHEMA:
-        raise ValueError(
-            f"{folder / RECORD} was written by another version of vlmrb (schema {record.get('schema', 1)}, this one's "
-            f"is {SCHEMA}): choose another --out, or go on there with that version"
-        )
-    return record
-
-
 def recorded_cells(out: Path) -> list[Cell]:
     """Returns every cell that was ever started below ``out``, by configuration, scheme and seed.
 
     Raises:
-        ValueError: another version has recorded one of them.
+        ValueError: another version has recorded one of them, or a record is damaged.
     """
     for path in out.glob(f"*/seed_*/{RECORD}"):  # where the first version's runs lie
         read_record(path.parent)
@@ -267,7 +250,7 @@ def require_same_settings(cells: Sequence[Cell], out: Path) -> None:
 
     Raises:
         ValueError: a cell below ``out`` was run with another content of its configuration or scheme, with other
-            overrides, or by another version.
+            overrides, or by another version; or its record is damaged.
     """
     now = {(cell.config.stem, cell.label): cell.settings() for cell in cells}
     for_config = {config: settings for (config, _), settings in now.items()}
@@ -305,21 +288,6 @@ def _digest(path: Path) -> str:
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """Returns a file's content; ``None`` if there is none, or a killed process left a part of it."""
-    try:
-        content = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
-
-
-def _write_record(folder: Path, content: Mapping[str, Any]) -> None:
-    temporary = folder / f".{RECORD}.tmp"
-    temporary.write_text(json.dumps(content, indent=2) + "\n")
-    os.replace(temporary, folder / RECORD)
 
 
 def _now() -> str:

@@ -11,8 +11,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, Self
 
-from vlmrb.experiments.cells import Cell, read_record
+from vlmrb.experiments.cells import Cell
 from vlmrb.experiments.children import POLL_S, Interruptible, start_child
+from vlmrb.experiments.records import read_record
 
 LOCAL = "local"
 RETRIES = 3  # of a run whose worker or node dies; it goes on from its last checkpoint
