@@ -514,7 +514,7 @@ def test_a_scorer_that_does_not_keep_up_is_named_with_what_helps(
         ({}, {}, "ok", "scoring.budget allows 20.0 clips/s over the run; 20% of the clips get a score"),
         ({"scorer_clips_per_s": 10.0}, {}, "warn", "allows 20.0 clips/s over the run; 10% of the clips get a score"),
         ({"clips_per_s": 21.0}, {}, "ok", "in batches of 16.0; 95% of the clips get a score"),
-        ({}, {"backend": "sync"}, "ok", "over the run; training waits for every score, 50% of its time; 20% of the"),
+        ({}, {"backend": "sync"}, "ok", "over the run; training waits for every score, 100% of its time; 20% of the"),
         (
             {"scorer_clips_per_s": 10.0},
             {"max_delay_env_steps": 1000},

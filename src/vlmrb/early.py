@@ -64,6 +64,7 @@ def require_sound(args: Sequence[str]) -> None:
     found = parser.instantiate_classes(config)
     require_fitting(found.training, found.replay, found.env.num_envs)
     found.replay.require_for(found.env.id)
+    found.scoring.require_for(found.training.frames_per_batch, found.replay.clip_length)
     if found.replay.her is not None:
         make_goals(found.env)  # refuses environments without
 

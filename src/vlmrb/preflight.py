@@ -23,7 +23,7 @@ from vlmrb.media import annotate, below_text, encode_gif
 from vlmrb.scoring.clips import ClipBatch
 from vlmrb.scoring.gpu import require_gpu_memory
 from vlmrb.scoring.scorer import ScorerError, require_thinnable
-from vlmrb.scoring.speed import ENOUGH, Speed, SpeedWatch
+from vlmrb.scoring.speed import Speed, SpeedWatch, speed_check
 from vlmrb.sizes import RunSizes, measure
 
 if TYPE_CHECKING:
@@ -137,19 +137,21 @@ class Preflight:
         watch, service = self._watch
         speed = watch.speed(self.module) if last else watch.look(self.module)
         if speed is not None:
-            self._say(self.add(speed, service))
+            self._say(self.add(speed, service.config))
             self.write()
         if speed is not None or last:
             self._watch = None
 
-    def add(self, speed: Speed, service: ScoringService) -> Check:
-        """Adds whether the scorer keeps up, and keeps a clip with its score."""
-        check = speed_check(speed, service.config)
+    def add(self, speed: Speed, config: ScoringConfig) -> Check:
+        """Adds whether the scorer keeps up within the run's budget, and keeps a clip with its score."""
+        speed = speed.within(config.budget, self.module.training_config.total_env_steps)
+        check = speed_check(speed, config)
         self.checks.append(check)
         self._details["speed"] = asdict(speed) | {
             "need_clips_per_s": speed.need_clips_per_s,
             "can_clips_per_s": speed.can_clips_per_s,
             "expected_share": speed.expected_share,
+            "allowed_share": speed.allowed_share,
         }
         try:
             self._keep_clip()
@@ -312,31 +314,6 @@ def environment_checks(scorer: Scorer, env_id: str, renderer: Renderer, snapshot
     found = f"scorer {scorer.name!r} cannot judge {env_id}: {objection}"
     advice = "choose another scorer (an overlay of configs/scorer), or none (configs/replay/uniform.yaml)"
     return [Check("environment", "fail", found, advice)]
-
-
-def speed_check(speed: Speed, config: ScoringConfig) -> Check:
-    """Will the scorer keep up?"""
-    name = "scorer"
-    found = (
-        f"training makes {speed.env_steps_per_s:,.0f} env steps/s and with them {speed.clips_per_s:,.1f} clips/s, "
-        f"{speed.new_share:.0%} of them new; the scorer does {speed.scorer_clips_per_s:,.1f} clips/s in batches of "
-        f"{speed.batch:.1f}"
-    )
-    if config.backend == "sync":
-        share = f"training waits for every score, {speed.busy_share:.0%} of its time"
-        return Check(name, "ok", f"{found}; {share}")
-    found += f"; {speed.expected_share:.0%} of the clips get a score"
-    if speed.expected_share >= ENOUGH:
-        return Check(name, "ok", found)
-    if speed.can_clips_per_s < speed.scorer_clips_per_s:
-        found += f", as no more than {speed.can_clips_per_s:,.1f} clips/s are handed to it"
-        advice = f"raise scoring.batch_clips (now {config.batch_clips}) or scoring.max_in_flight"
-        return Check(name, "warn", found, f"{advice} (now {config.max_in_flight}), or lower training.frames_per_batch")
-    remedies = [f"a higher scoring.duty_cycle (now {config.duty_cycle:g})"] if config.duty_cycle < 1 else []
-    remedies += [f"more clips at once (scoring.batch_clips, now {config.batch_clips})"]
-    remedies += ["fewer frames of each (scoring.frames_per_clip; vlmrb calibrate --frontier)"]
-    remedies += ["a longer replay.clip_length, which makes fewer clips", "a quicker scorer", "more servers"]
-    return Check(name, "warn", found, "the rest is replayed uniformly; try " + ", ".join(remedies))
 
 
 def amount(size: float) -> str:

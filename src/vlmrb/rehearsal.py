@@ -22,6 +22,7 @@ from vlmrb.doctor import Check, format_table
 from vlmrb.envs import make_renderer
 from vlmrb.fit import CLI_SETTINGS, FitCLI, quieten
 from vlmrb.preflight import FOLDER, Preflight, amount
+from vlmrb.scoring.config import ScoringConfig
 from vlmrb.scoring.scorer import ScorerError
 from vlmrb.scoring.service import ScoringService
 from vlmrb.scoring.speed import Speed, SpeedWatch
@@ -38,14 +39,17 @@ class Rehearsal(Callback):
 
     Args:
         preflight: who reports.
+        config: how the run will be scored; the rehearsal itself knows no budget and waits for nobody, so that the
+            scorer shows what it can do.
 
     Attributes:
         trouble: why nothing could be measured; empty if it could.
         gpu_free_bytes: what was left of the learner's GPU at the end; ``None`` without one.
     """
 
-    def __init__(self, preflight: Preflight) -> None:
+    def __init__(self, preflight: Preflight, config: ScoringConfig) -> None:
         self.preflight = preflight
+        self.config = config
         self.trouble = "it gave no scores"
         self.gpu_free_bytes: int | None = None
         self._held: ScoringService | None = None
@@ -63,7 +67,7 @@ class Rehearsal(Callback):
         if self._watch is not None:
             speed = self._watch.look(pl_module) or (self._watch.speed(pl_module) if late else None)
             if speed is not None:
-                self._end(trainer, service, speed)
+                self._end(trainer, speed)
             elif late:
                 answers = f"{service.meter.batches} batches of at most {service.config.batch_clips} clips"
                 self.trouble = f"it answered {answers} within {self._patience_s:.0f} s: too slow to be measured"
@@ -75,7 +79,7 @@ class Rehearsal(Callback):
         """Takes what there is, if the run's budget was spent before enough was seen."""
         speed = self._watch.speed(pl_module) if self._watch is not None and self.trouble else None
         if speed is not None:
-            self._end(trainer, pl_module.scoring, speed)
+            self._end(trainer, speed)
 
     def _gathered(self, module: OffPolicyModule, late: bool) -> bool:
         assert self._held is not None
@@ -96,10 +100,10 @@ class Rehearsal(Callback):
         self._deadline = time.monotonic() + self._patience_s
         return True
 
-    def _end(self, trainer: Trainer, service: ScoringService, speed: Speed) -> None:
+    def _end(self, trainer: Trainer, speed: Speed) -> None:
         self.trouble = ""
         self.gpu_free_bytes, _ = gpu_memory(trainer.strategy.root_device)
-        self.preflight.add(speed, service)
+        self.preflight.add(speed, self.config)
         trainer.should_stop = True
 
 
@@ -119,7 +123,7 @@ class RehearsalCLI(FitCLI):
         self._preflight = Preflight(
             self.model, scoring.scorer, config["run_dir"], config["checkpoint"], scoring.config.frames_per_clip
         )
-        self._rehearsal = Rehearsal(self._preflight)
+        self._rehearsal = Rehearsal(self._preflight, scoring.config)
         # The user's cache may know the answers, which would say nothing about the scorer.
         cache = None if scoring.cache is None else "memory"
         return Trainer(
@@ -134,7 +138,12 @@ class RehearsalCLI(FitCLI):
             use_distributed_sampler=False,
             default_root_dir=self._locks.enter_context(tempfile.TemporaryDirectory(prefix="vlmrb-rehearsal-")),
             callbacks=[
-                ScoringCallback(scoring.scorer, cache=cache, preflight=False, **vars(scoring.config)),
+                ScoringCallback(
+                    scoring.scorer,
+                    cache=cache,
+                    preflight=False,
+                    **vars(scoring.config) | {"budget": None, "max_delay_env_steps": None},
+                ),
                 self._rehearsal,
             ],
         )

@@ -15,9 +15,13 @@ from vlmrb.callbacks.pace import Pace
 if TYPE_CHECKING:
     from vlmrb.algorithms.base import OffPolicyModule
 
+SHOWN = 0.005  # share of the time spent waiting for the scorer below which it is not worth a word
+
 
 class ProgressBar(TQDMProgressBar):
     """Shows env steps, success of the latest evaluation, steps/s, share of clips scored and ε.
+
+    Where training waits for the scorer (`ScoringConfig.max_delay_env_steps`) it shows for which share of the time.
 
     Where the output is no terminal (a file, a CI log) it prints a plain line now and then instead.
 
@@ -102,6 +106,9 @@ class ProgressBar(TQDMProgressBar):
         parts = [] if evaluation is None else [f"success {evaluation.success:.2f}"]
         parts.append(f"{self._pace.env_steps_per_s:,.0f} steps/s")
         if module.scoring is not None:
-            parts.append(f"scored {module.scoring.stats()['share_scored']:.0%}")
+            stats = module.scoring.stats()
+            parts.append(f"scored {stats['share_scored']:.0%}")
+            if stats.get("throttled_share", 0.0) >= SHOWN:
+                parts.append(f"waiting for it {stats['throttled_share']:.0%}")
         epsilon = module.gauges().get("epsilon")
         return parts if epsilon is None else [*parts, f"ε {epsilon:.2f}"]

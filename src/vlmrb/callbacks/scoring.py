@@ -54,11 +54,13 @@ class ScoringCallback(Callback):
         self._preflight: Preflight | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuses a replay scheme that waits for scores which nobody gives.
+        """Refuses a replay scheme that waits for scores which nobody gives, and settings that do not go together.
 
         Raises:
-            ValueError: the scheme reads scores, and there is no scorer.
+            ValueError: the scheme reads scores, and there is no scorer; or see `ScoringConfig.require_for`.
         """
+        if stage == "fit":
+            self.config.require_for(pl_module.training_config.frames_per_batch, pl_module.replay.clip_length)
         if stage == "fit" and self.scorer is None and pl_module.needs_scores:
             raise ValueError(
                 "replay.vlm and replay.score_reward read clip scores, but scoring.scorer is not set: name a scorer, or "

@@ -102,3 +102,30 @@ class ScoringConfig:
         for name in ("max_restarts", "backoff_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"scoring.{name}={getattr(self, name)} must not be negative")
+
+    def require_for(self, frames_per_batch: int, clip_length: int | None) -> None:
+        """Refuses settings that do not go together with those of training and replay.
+
+        Args:
+            frames_per_batch: env steps of a block of training.
+            clip_length: frames of a clip; ``None`` if there are no clips.
+
+        Raises:
+            ValueError: naming the settings.
+        """
+        if self.budget is not None:
+            self.budget.require_for(frames_per_batch)
+        bound = self.max_delay_env_steps
+        if bound is None or clip_length is None:
+            return
+        if bound < frames_per_batch:
+            raise ValueError(
+                f"scoring.max_delay_env_steps={bound} must be at least one block, "
+                f"training.frames_per_batch={frames_per_batch}"
+            )
+        clips = (bound + frames_per_batch) // (clip_length - 1)
+        if self.budget is None and self.backend != "sync" and clips > self.max_waiting:
+            raise ValueError(
+                f"scoring.max_delay_env_steps={bound} lets {clips} or more clips wait, and scoring.max_waiting="
+                f"{self.max_waiting} drops what is beyond: raise max_waiting, or lower max_delay_env_steps"
+            )

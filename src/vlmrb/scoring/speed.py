@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from vlmrb.doctor import Check
+from vlmrb.scoring.config import ScoringConfig
 from vlmrb.scoring.service import ScoringService
 
 if TYPE_CHECKING:
     from vlmrb.algorithms.base import OffPolicyModule
+    from vlmrb.scoring.budget import BudgetConfig
 
 ENOUGH = 0.9  # expected share of clips scored below which the scorer counts as too slow
 
@@ -28,6 +31,8 @@ class Speed:
         batch: clips in a batch, on average.
         busy_share: part of the time in which the scorer is at work.
         seconds: how long this was measured.
+        budget_clips_per_s: clips that `ScoringConfig.budget` allows on average over the run at this speed; ``None``
+            without a budget.
     """
 
     env_steps_per_s: float
@@ -38,6 +43,12 @@ class Speed:
     batch: float
     busy_share: float
     seconds: float
+    budget_clips_per_s: float | None = None
+
+    def within(self, budget: BudgetConfig | None, env_steps: int) -> Speed:
+        """Returns the same with the allowance of a budget, over a run of so many env steps."""
+        per_s = None if budget is None else budget.clips_per_s_over(env_steps, max(self.env_steps_per_s, 1e-9))
+        return replace(self, budget_clips_per_s=per_s)
 
     @property
     def need_clips_per_s(self) -> float:
@@ -47,16 +58,63 @@ class Speed:
     @property
     def can_clips_per_s(self) -> float:
         """Clips that get scored if there are enough of them."""
-        if self.handover_clips_per_s is None:
-            return self.scorer_clips_per_s
-        return min(self.scorer_clips_per_s, self.handover_clips_per_s)
+        limits = (self.scorer_clips_per_s, self.handover_clips_per_s, self.budget_clips_per_s)
+        return min(limit for limit in limits if limit is not None)
 
     @property
     def expected_share(self) -> float:
         """Part of the clips that will have a score."""
+        return self._share(self.can_clips_per_s)
+
+    @property
+    def allowed_share(self) -> float:
+        """Part of the clips that would have a score if the budget were all that limits it."""
+        return 1.0 if self.budget_clips_per_s is None else self._share(self.budget_clips_per_s)
+
+    @property
+    def slowed_env_steps_per_s(self) -> float:
+        """Speed of training if it waits for the scorer (`ScoringConfig.max_delay_env_steps`)."""
+        wanted = self.need_clips_per_s
+        if self.budget_clips_per_s is not None:
+            wanted = min(wanted, self.budget_clips_per_s)
+        return self.env_steps_per_s * min(1.0, self.scorer_clips_per_s / max(wanted, 1e-9))
+
+    def _share(self, can_clips_per_s: float) -> float:
         if not self.need_clips_per_s:
             return 1.0
-        return 1 - self.new_share * (1 - min(1.0, self.can_clips_per_s / self.need_clips_per_s))
+        return 1 - self.new_share * (1 - min(1.0, can_clips_per_s / self.need_clips_per_s))
+
+
+def speed_check(speed: Speed, config: ScoringConfig) -> Check:
+    """Will the scorer keep up?"""
+    name = "scorer"
+    found = (
+        f"training makes {speed.env_steps_per_s:,.0f} env steps/s and with them {speed.clips_per_s:,.1f} clips/s, "
+        f"{speed.new_share:.0%} of them new; the scorer does {speed.scorer_clips_per_s:,.1f} clips/s in batches of "
+        f"{speed.batch:.1f}"
+    )
+    limited = speed.budget_clips_per_s is not None and speed.allowed_share < ENOUGH
+    if limited:
+        found += f"; scoring.budget allows {speed.budget_clips_per_s:,.1f} clips/s over the run"
+    if config.backend == "sync":
+        found += f"; training waits for every score, {speed.busy_share:.0%} of its time"
+        return Check(name, "ok", found + (f"; {speed.allowed_share:.0%} of the clips get a score" if limited else ""))
+    if config.max_delay_env_steps is not None:
+        found += f"; {speed.allowed_share:.0%} of the clips get a score"
+        slowed = f"{speed.slowed_env_steps_per_s:,.0f} env steps/s"
+        return Check(name, "ok", f"{found}, and training waits for it (scoring.max_delay_env_steps): about {slowed}")
+    found += f"; {speed.expected_share:.0%} of the clips get a score"
+    if speed.expected_share >= ENOUGH or (limited and speed.budget_clips_per_s == speed.can_clips_per_s):
+        return Check(name, "ok", found)
+    if speed.can_clips_per_s < speed.scorer_clips_per_s:
+        found += f", as no more than {speed.can_clips_per_s:,.1f} clips/s are handed to it"
+        advice = f"raise scoring.batch_clips (now {config.batch_clips}) or scoring.max_in_flight"
+        return Check(name, "warn", found, f"{advice} (now {config.max_in_flight}), or lower training.frames_per_batch")
+    remedies = [f"a higher scoring.duty_cycle (now {config.duty_cycle:g})"] if config.duty_cycle < 1 else []
+    remedies += [f"more clips at once (scoring.batch_clips, now {config.batch_clips})"]
+    remedies += ["fewer frames of each (scoring.frames_per_clip; vlmrb calibrate --frontier)"]
+    remedies += ["a longer replay.clip_length, which makes fewer clips", "a quicker scorer", "more servers"]
+    return Check(name, "warn", found, "the rest is replayed uniformly; try " + ", ".join(remedies))
 
 
 class SpeedWatch:
