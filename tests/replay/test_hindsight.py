@@ -103,6 +103,21 @@ def check_batch(buffer: VLMReplayBuffer, batch: TensorDictBase, strategy: str) -
     return relabelled
 
 
+def test_shares_of_relabelled_rows_and_of_goals_reached_are_those_of_the_batches() -> None:
+    buffer, relabelled, reached, rows = make(), 0, 0, 0
+    for block in blocks(6):
+        buffer.extend(block)
+    for _ in range(5):
+        batch = buffer.sample()
+        relabelled += check_batch(buffer, batch, "future")
+        exchanged = batch["observation"][:, 3] != -1
+        reached += int((batch["next", "terminated"].reshape(-1) & exchanged).sum())
+        rows += len(batch)
+    assert 0 < reached < relabelled
+    assert buffer.gauges() == {"her_relabelled": relabelled / rows, "her_reached": reached / relabelled}
+    assert buffer.gauges() == {}
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("capacity", [83, 1000])
 def test_rows_are_as_stored_or_have_a_goal_of_their_episode(strategy: str, capacity: int) -> None:

@@ -64,8 +64,7 @@ def test_rows_of_successful_episodes_are_followed_without_a_scorer():
     report = buffer.replay_frequencies()
     assert report["share/successful_episode"] == np.mean(buffer.columns["episode_success"].numpy() == 1)
     assert report["frequency/successful_episode"] > 0
-    assert np.isnan(report["frequency/vlm_positive"])  # there is none
-    assert report["share/unscored"] == 1.0
+    assert not any("vlm" in name or "unscored" in name for name in report)  # kinds of scores, which nobody gives
 
 
 def test_a_row_counts_as_what_it_was_when_it_was_drawn():

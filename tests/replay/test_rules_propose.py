@@ -52,7 +52,15 @@ def propose(model: Model, folder: Path, *more: str, env_id: str = "MiniGrid-Door
         return main([*command, "--out", str(folder / "rules.json"), "--timeout_s", "5", *more])
 
 
-@pytest.mark.parametrize("text", [answer(), f"```json\n{answer()}\n```", f"\n```\n{answer()}\n```\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        answer(),
+        f"```json\n{answer()}\n```",
+        f"\n```\n{answer()}\n```\n",
+        f"<think>Rules?\n```json\n[]\n```</think>\n```json\n{answer()}\n```",
+    ],
+)
 def test_an_answer_becomes_a_file_of_rules(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +120,9 @@ CODE = "__import__('pathlib').Path('executed').touch()"
         (completion(answer([RULES[0] | {"confidence": 2}])), "confidence 2.0 must lie in [0, 1]"),
         (completion(json.dumps({"rules": RULES, "family": "os:system"})), "the file has 'family'"),
         (completion(json.dumps(RULES)), "the file must be an object with rules"),
+        (completion("[" * 100_000), "brackets within brackets"),
+        (completion(answer([RULES[0] | {"comment": "\ud800"}])), "half a character"),
+        (completion(answer([RULES[0] | {"confidence": 10**400}])), "confidence inf must lie in [0, 1]"),
     ],
 )
 def test_an_answer_that_is_not_what_was_asked_for_is_refused_and_nothing_is_executed(

@@ -207,7 +207,7 @@ class MonitoringCallback(Callback):
         if len(module.buffer):
             for name, value in module.buffer.replay_frequencies().items():
                 metrics[f"replay/{name.replace('/', '_')}"] = value
-        return metrics
+        return metrics | {f"replay/{name}": value for name, value in module.buffer.gauges().items()}
 
     def _scoring_metrics(
         self, trainer: Trainer, module: OffPolicyModule, episodes: Mapping[str, float]

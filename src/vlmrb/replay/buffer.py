@@ -18,7 +18,7 @@ from vlmrb.replay.blocks import Form
 from vlmrb.replay.clips import ClipStore
 from vlmrb.replay.columns import WriteResult, whole_numbers
 from vlmrb.replay.hindsight import NEXT, HindsightTransform
-from vlmrb.replay.monitor import SampleMonitor
+from vlmrb.replay.monitor import SCORED_KINDS, SampleMonitor
 from vlmrb.replay.nstep import NStepTransform
 from vlmrb.replay.persistence import buffer_state, load_buffer_state
 from vlmrb.replay.priorities import Priorities
@@ -478,8 +478,25 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         return rows + index + self._priorities.nbytes + (0 if self.clips is None else self.clips.nbytes)
 
     def replay_frequencies(self) -> dict[str, float]:
-        """Returns how sampling treated each kind of row since the last call; see `SampleMonitor.report`."""
-        return self.monitor.report(len(self), self._sampler, self._candidates(self._batch_size))
+        """Returns how sampling treated each kind of row since the last call; see `SampleMonitor.report`.
+
+        Without clips there is nothing to say of kinds that depend on scores.
+        """
+        found = self.monitor.report(len(self), self._sampler, self._candidates(self._batch_size))
+        if self.clips is not None:
+            return found
+        return {name: value for name, value in found.items() if not name.endswith(SCORED_KINDS)}
+
+    def gauges(self) -> dict[str, float]:
+        """Returns what shows the replay scheme at work, such as the share of rows that a mask keeps; O(N)."""
+        found = self._priorities.gauges(len(self))
+        if self.selector is not None:
+            found |= self.selector.gauges(self.env_steps)
+        if self.score_reward is not None:
+            found |= self.score_reward.gauges()
+        if self.hindsight is not None:
+            found |= self.hindsight.gauges()
+        return found
 
     # Persistence
 

@@ -17,6 +17,8 @@ from vlmrb.replay.schedule import LinearSchedule
 from vlmrb.replay.schemes import AERConfig, EROConfig, HERConfig, RankConfig, ReLoConfig, RulesConfig, ScoreRewardConfig
 from vlmrb.replay.terms import AgeTerm, PriorityTerm, TDTerm, VLMTerm
 
+_ONE_OVERLAY = " (of configs/replay/ take one overlay only: each is a whole scheme, and turns the others off)"
+
 
 @dataclass(frozen=True)
 class TDConfig:
@@ -162,9 +164,9 @@ class ReplayConfig:
         if self.rules is not None and self.lam_max == 0:
             raise ValueError("replay.rules has no effect at lam_max=0: it is about prioritised draws")
         if self.vlm is not None and self.clip_length is None:
-            raise ValueError("replay.vlm needs clips to score: set replay.clip_length")
+            raise ValueError(f"replay.vlm needs clips to score: set replay.clip_length{_ONE_OVERLAY}")
         if self.score_reward is not None and self.clip_length is None:
-            raise ValueError("replay.score_reward needs clips to score: set replay.clip_length")
+            raise ValueError(f"replay.score_reward needs clips to score: set replay.clip_length{_ONE_OVERLAY}")
         if self.her is not None and self.n_steps > 1:
             raise ValueError(
                 f"replay.her judges single steps anew, and replay.n_steps={self.n_steps} sums up several: set it to 1"

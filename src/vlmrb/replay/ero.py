@@ -77,6 +77,7 @@ class EROTerm(PriorityTerm):
         self.seed = int(seed)
         self._returns = ReturnWindow()
         self._previous: float | None = None  # the mean return of the window before
+        self._masks = 0  # drawn so far
         self._squares, self._changes = 0.0, 0  # sum of squares and number of the changes so far that were not 0
         self._sample: tuple[NDArray[np.float32], NDArray[np.bool_]] | None = None  # features and mask in force
         self._made_policy: KeepPolicy | None = None
@@ -127,6 +128,7 @@ class EROTerm(PriorityTerm):
             self._learn(self._normalised(mean - self._previous), *self._sample)
         self._previous = mean
         self._returns.begin()
+        self._masks += 1
         features = features_of(columns, env_steps)
         kept = self.policy.draw(features)
         picked = self.policy.pick(len(kept), self.updates * self.batch_size)
@@ -135,6 +137,10 @@ class EROTerm(PriorityTerm):
             self._learn(-1.0, *self._sample)
             kept[:], self._sample = True, None
         columns[KEPT][:] = kept
+
+    def gauges(self, columns: Mapping[str, NDArray]) -> dict[str, float]:
+        """Returns the share of rows that the mask in force keeps, and how many masks there have been."""
+        return {"ero_kept": float(columns[KEPT].mean()), "ero_masks": float(self._masks)}
 
     def _normalised(self, change: float) -> float:
         if change == 0:
@@ -159,6 +165,7 @@ class EROTerm(PriorityTerm):
             "previous": self._previous,
             "squares": self._squares,
             "changes": self._changes,
+            "masks": self._masks,
             "sample": sample,
             "seed": self.seed,
         }
@@ -170,6 +177,7 @@ class EROTerm(PriorityTerm):
             self.policy.load_state_dict(state["policy"])
         self._returns.load_state_dict(state["returns"])
         self._previous, self._squares, self._changes = state["previous"], state["squares"], state["changes"]
+        self._masks = state.get("masks", 0)  # not counted by earlier versions
         self._sample = None
         if state["sample"] is not None:
             features, kept = (part.numpy().copy() for part in state["sample"])

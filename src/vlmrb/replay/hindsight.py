@@ -62,6 +62,7 @@ class HindsightTransform(Transform):
         self.share = float(share)
         self.strategy = HindsightStrategy(strategy)
         self._generator = torch.Generator().manual_seed(seed)
+        self._rows, self._relabelled, self._reached = 0, 0, 0  # since `gauges` was asked for
 
     def attach(self, capacity: int, next_observation: Callable[[Tensor], Tensor]) -> None:
         """Connects it with a buffer.
@@ -82,6 +83,8 @@ class HindsightTransform(Transform):
             return tensordict
         chance, place = torch.rand(2, len(tensordict), dtype=torch.float64, generator=self._generator).numpy()
         rows = np.flatnonzero(chance < self.share)
+        self._rows += len(tensordict)
+        self._relabelled += len(rows)
         if not len(rows):
             return tensordict
         sources = self.choose(tensordict["index"].numpy()[rows], place[rows])
@@ -90,6 +93,7 @@ class HindsightTransform(Transform):
         for observation in (before, after):
             observation[rows] = self.goals.place(observation[rows], goal)
         reward, terminated = self.goals.judge(after[rows])
+        self._reached += int(np.count_nonzero(terminated))
         _flat(tensordict["next", "reward"])[rows] = reward
         _flat(tensordict["next", "terminated"])[rows] = terminated
         _flat(tensordict["next", "done"])[rows] |= terminated
@@ -116,6 +120,14 @@ class HindsightTransform(Transform):
         if self.strategy is HindsightStrategy.FUTURE:
             return episodes.time
         return episodes.last if self.strategy is HindsightStrategy.FINAL else episodes.first
+
+    def gauges(self) -> dict[str, float]:
+        """Returns shares since the last call: relabelled rows, and those of them that reach their new goal."""
+        found = {"her_relabelled": self._relabelled / self._rows} if self._rows else {}
+        if self._relabelled:
+            found["her_reached"] = self._reached / self._relabelled
+        self._rows, self._relabelled, self._reached = 0, 0, 0
+        return found
 
     def clear(self) -> None:
         """Forgets all rows."""

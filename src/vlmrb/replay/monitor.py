@@ -15,7 +15,8 @@ from vlmrb.replay.sampler import MixtureSampler
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("vlm_positive", "vlm_negative", "unscored", "successful_episode")
+SCORED_KINDS = ("vlm_positive", "vlm_negative", "unscored")
+KINDS = (*SCORED_KINDS, "successful_episode")
 OVERSAMPLING_WARNING = 10.0
 
 

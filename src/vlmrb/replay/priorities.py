@@ -52,6 +52,11 @@ class Priorities:
         # All columns hold their initial values now: a term that cannot take them would fail at every block to come.
         compose(self.terms, self.columns.arrays, np.zeros(1, np.int64), source="a row without late information")
 
+    def gauges(self, size: int) -> dict[str, float]:
+        """Returns what shows the terms at work on the first ``size`` rows, those written; nothing if there are none."""
+        written = {name: column[:size] for name, column in self.columns.arrays.items()} if size else {}
+        return {name: value for term in self.terms if size for name, value in term.gauges(written).items()}
+
     @property
     def nbytes(self) -> int:
         """Bytes of the columns, the generations and the trees."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -40,9 +41,15 @@ class ReLoTerm(PriorityTerm):
         """Returns ``α·log(f(x) + ε)``, ``float64[K]``, of differences of losses."""
         if self.exponent == 0:
             return np.zeros_like(values)
+        return self.exponent * np.log(self._mapped(values) + self.eps)  # log 0 = −inf is meant
+
+    def _mapped(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         positive = np.maximum(values, 0.0)
-        mapped = positive if self.map == "relu" else np.where(values >= 0, positive + 1, np.exp(np.minimum(values, 0)))
-        return self.exponent * np.log(mapped + self.eps)  # log 0 = −inf is meant
+        return positive if self.map == "relu" else np.where(values >= 0, positive + 1, np.exp(np.minimum(values, 0)))
+
+    def gauges(self, columns: Mapping[str, NDArray]) -> dict[str, float]:
+        """Returns the mean of what the rows' reducible losses have been mapped to."""
+        return {"reducible_loss": float(self._mapped(columns[self.column]).mean())}
 
     def __repr__(self) -> str:
         return f"ReLoTerm(map={self.map!r}, exponent={self.exponent}, eps={self.eps})"

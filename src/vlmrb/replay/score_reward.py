@@ -47,6 +47,7 @@ class ScoreRewardTransform(Transform):
         self.mode = mode
         # Scores are float32: compared with the float32 neighbour of τ, a score of exactly τ is not above it.
         self.threshold = None if threshold is None else float(np.float32(threshold))
+        self._sum, self._rows = 0.0, 0  # of what was added since `gauges` was asked for
 
     def attach(self, clips: ClipStore, columns: Mapping[str, NDArray]) -> None:
         """Connects it with a buffer.
@@ -63,8 +64,10 @@ class ScoreRewardTransform(Transform):
         Rows that were read by ``buffer[…]`` come without, and stay as they are stored.
         """
         if "index" in tensordict:
-            reward = tensordict["next", "reward"]
-            reward.view(len(reward)).numpy()[:] += self.bonus(tensordict["index"].numpy())
+            reward, bonus = tensordict["next", "reward"], self.bonus(tensordict["index"].numpy())
+            reward.view(len(reward)).numpy()[:] += bonus
+            self._sum += float(bonus.sum())
+            self._rows += len(bonus)
         return tensordict
 
     def bonus(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -78,6 +81,12 @@ class ScoreRewardTransform(Transform):
         share = self._columns["position"][slots] == rows - 1 if self.mode == "terminal" else 1 / rows
         bonus[scored] = self.weight * value * share
         return bonus
+
+    def gauges(self) -> dict[str, float]:
+        """Returns what has been added to a row's reward on average since the last call; nothing if there were none."""
+        mean = {"score_bonus": self._sum / self._rows} if self._rows else {}
+        self._sum, self._rows = 0.0, 0
+        return mean
 
     def __repr__(self) -> str:
         return f"ScoreRewardTransform(weight={self.weight}, mode={self.mode!r}, threshold={self.threshold})"

@@ -53,6 +53,10 @@ class SimilaritySelector:
         """Returns how many candidates are wanted, λ·B to the nearest whole number; B if no current state is known."""
         return batch_size if self._states is None else round(self.factor(env_steps) * batch_size)
 
+    def gauges(self, env_steps: int) -> dict[str, float]:
+        """Returns how many candidates there are for each row of a batch, for the metrics."""
+        return {"aer_candidates": self.factor(env_steps)}
+
     def similarities(self, observation: Tensor) -> Tensor:
         """Returns each candidate's similarity, ``float32[M]``, of ``[M, …]`` observations; higher is more similar."""
         assert self._states is not None, "candidates asks for no choice without current states"

@@ -82,6 +82,14 @@ class PriorityTerm:
     def restart_clock(self) -> None:
         """Called when env steps are counted from 0 again, the rows there are being as old as that."""
 
+    def gauges(self, columns: Mapping[str, NDArray]) -> dict[str, float]:
+        """Returns what shows the term at work, for the metrics.
+
+        Args:
+            columns: name → ``[N]``, views of all columns at the N ≥ 1 rows written.
+        """
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """Returns what changes during a run beside the columns, as tensors and plain values (weights_only-safe)."""
         return {}
@@ -196,6 +204,11 @@ class AgeTerm(PriorityTerm):
     def restart_clock(self) -> None:
         """Moves the origin back to 0."""
         self.origin = 0
+
+    def gauges(self, columns: Mapping[str, NDArray]) -> dict[str, float]:
+        """Returns the mean factor, compared with the newest row's."""
+        born = columns[self.column]
+        return {"freshness": float(np.exp((born - born.max()) / self.tau).mean())}
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the origin in env steps."""

@@ -149,7 +149,7 @@ def find_predicates(name: str) -> PredicateFamily:
     if module:
         try:
             importlib.import_module(module)
-        except ModuleNotFoundError as error:
+        except (ModuleNotFoundError, TypeError) as error:  # TypeError: of names that begin with a dot
             raise ValueError(f"family {name!r}: cannot import {module!r} ({error})") from error
     known = families()
     if family not in known:

@@ -13,10 +13,11 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from vlmrb.replay.rules.predicates import find_predicates
-from vlmrb.replay.rules.schema import RuleSet, parse_rules
+from vlmrb.replay.rules.schema import RuleSet, load_json, parse_rules
 from vlmrb.serving.client import Client
 
 PATH: Final = "/chat/completions"
+_THOUGHTS = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
 
 
@@ -97,10 +98,10 @@ def read_answer(content: bytes, family: str, count: int) -> RuleSet:
 
     Raises:
         ValueError: it is no chat completion, was cut short, or its text is something else than such rules, with or
-            without a fence of three backticks around it.
+            without thoughts (``<think>``) before and a fence of three backticks around them.
     """
     try:
-        choice = json.loads(content)["choices"][0]
+        choice = load_json(content)["choices"][0]
         text, reason = choice["message"]["content"], choice.get("finish_reason")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError("answered with something else than a chat completion") from error
@@ -108,9 +109,10 @@ def read_answer(content: bytes, family: str, count: int) -> RuleSet:
         raise ValueError("answered without text")
     if reason == "length":
         raise ValueError("the answer was cut short: raise --max_tokens")
+    text = text[thoughts.end() :] if (thoughts := _THOUGHTS.match(text)) else text
     fenced = _FENCED.fullmatch(text.strip())
     try:
-        found: Any = json.loads(fenced[1] if fenced else text)
+        found: Any = load_json(fenced[1] if fenced else text)
     except ValueError as error:
         raise ValueError(f"the answer is no JSON ({error}): {text.strip()[:120]!r}") from error
     rules = parse_rules(found, family)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -172,7 +173,11 @@ def parse_rules(content: Any, family: str | None = None) -> RuleSet:
         if isinstance(confidence, bool) or not isinstance(confidence, int | float):
             raise ValueError(f'{where}: "confidence" must be a number')
         body = tuple(map(_literal, body))
-        rules.append(Rule(body, _literal(entry["head"]), float(confidence), _text(entry, where)))
+        try:
+            confidence = float(confidence)
+        except OverflowError:  # JSON's whole numbers may be of any size
+            confidence = math.inf
+        rules.append(Rule(body, _literal(entry["head"]), confidence, _text(entry, where)))
     name = content["family"] if family is None else family
     if not isinstance(name, str):
         raise ValueError('"family" must be a name')
@@ -186,11 +191,23 @@ def read_rules(path: str | Path) -> RuleSet:
         ValueError: it does not exist, is no JSON, or holds something else than rules that can work; names the file.
     """
     try:
-        return parse_rules(json.loads(Path(path).read_text()))
+        return parse_rules(load_json(Path(path).read_text()))
     except OSError as error:
         raise ValueError(f"rules {path} cannot be read: {error.strerror}") from error
     except ValueError as error:  # of JSON, Unicode, and ours
         raise ValueError(f"rules {path}: {error}") from error
+
+
+def load_json(text: str | bytes) -> Any:
+    """Parses JSON.
+
+    Raises:
+        ValueError: it is none, or lies deeper within itself than anything of ours does.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("brackets within brackets, too many to read") from error
 
 
 def write_rules(path: str | Path, rules: RuleSet) -> None:
@@ -198,7 +215,8 @@ def write_rules(path: str | Path, rules: RuleSet) -> None:
     head = {"comment": rules.comment} if rules.comment else {}
     lines = [json.dumps(value)[1:-1] for value in ({"family": rules.family}, head) if value]
     entries = ",\n".join(f"    {json.dumps(_entry(rule), ensure_ascii=False)}" for rule in rules.rules)
-    Path(path).write_text("{\n" + "".join(f"  {line},\n" for line in lines) + f'  "rules": [\n{entries}\n  ]\n}}\n')
+    text = "{\n" + "".join(f"  {line},\n" for line in lines) + f'  "rules": [\n{entries}\n  ]\n}}\n'
+    Path(path).write_bytes(text.encode())
 
 
 def _entry(rule: Rule) -> dict[str, Any]:
@@ -234,6 +252,9 @@ def _require_keys(content: Any, required: Sequence[str], optional: Sequence[str]
 
 
 def _text(entry: Mapping[str, Any], where: str) -> str:
-    if not isinstance(entry.get("comment", ""), str):
+    comment = entry.get("comment", "")
+    if not isinstance(comment, str):
         raise ValueError(f'{where}: "comment" must be text')
-    return entry.get("comment", "")
+    if any("\ud800" <= character <= "\udfff" for character in comment):  # half of a character: JSON can spell it
+        raise ValueError(f'{where}: "comment" holds half a character, which no file can hold')
+    return comment

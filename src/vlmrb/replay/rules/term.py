@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,11 @@ class RuleTerm(PriorityTerm):
         """Returns the weighted truths of rows ``[K]``."""
         s, a, s2 = (rows.get(key).numpy() for key in ("observation", "action", ("next", "observation")))
         return {self.column: self.rules.weighted_truth(s, a, s2)}
+
+    def gauges(self, columns: Mapping[str, NDArray]) -> dict[str, float]:
+        """Returns the mean weighted truth, and the share of rows of which any rule is true."""
+        truth = columns[self.column]
+        return {"rules_truth": float(truth.mean()), "share_rules_true": float((truth > 0).mean())}
 
     def __repr__(self) -> str:
         return f"RuleTerm(eta={self.eta}, rules={self.rules.family}/{self.rules.digest})"

@@ -128,8 +128,12 @@ def fit(
     training, replay = TrainingConfig(), ReplayConfig()
     gamma, n_steps = training.gamma, replay.n_steps
     for file in configs:
-        gamma = float(read_section(file, "training").get("gamma", gamma))
-        n_steps = int(read_section(file, "replay").get("n_steps", n_steps))
+        gamma = read_section(file, "training").get("gamma", gamma)
+        n_steps = read_section(file, "replay").get("n_steps", n_steps)
+    if isinstance(gamma, bool) or not isinstance(gamma, int | float):
+        raise ValueError(f"training.gamma={gamma!r} must be a number in [0, 1]")
+    if isinstance(n_steps, bool) or not isinstance(n_steps, int):
+        raise ValueError(f"replay.n_steps={n_steps!r} must be a whole number")
     require(SHARE, "training", gamma=gamma)
     require(AT_LEAST_ONE, "replay", n_steps=n_steps)
     files = episode_files(folder)
