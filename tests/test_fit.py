@@ -97,3 +97,44 @@ def test_overwrite_moves_the_earlier_run_aside(run_dir: Path) -> None:
     assert fit(run_dir, "--training.total_env_steps", "400", "--overwrite", "true") == 0
     assert content(run_dir.with_name("run.old1")) == before
     assert json.loads((run_dir / "summary.json").read_text())["env_steps"] == 400
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_with_other_settings_says_so_and_keeps_the_earlier_ones(
+    run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    earlier = (run_dir / "config.yaml").read_text()
+    assert fit(run_dir, "--training.total_env_steps", "840", "--resume", "true", "--replay.lam_max", "0.75") == 0
+    (said,) = [record.getMessage() for record in caplog.records if "other settings" in record.getMessage()]
+    assert "training.total_env_steps 800 → 840" in said
+    assert "replay.lam_max 0.5 → 0.75" in said
+    assert "resume" not in said
+    assert (run_dir / "config_until_800.yaml").read_text() == earlier
+    assert yaml.safe_load((run_dir / "config.yaml").read_text())["replay"]["lam_max"] == 0.75
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["lost", "cut"])
+def test_a_run_without_its_last_ckpt_goes_on_from_what_that_was_a_copy_of(
+    damage: str, run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    last = run_dir / "checkpoints" / "last.ckpt"
+    whole = last.read_bytes()
+    last.unlink()
+    if damage == "cut":
+        last.write_bytes(whole[:1000])
+    assert fit(run_dir, "--training.total_env_steps", "840", "--resume", "true") == 0
+    assert any("last.ckpt is lost" in record.getMessage() for record in caplog.records)
+    assert evaluated_at(run_dir)[-2:] == [800, 840]
+
+
+@pytest.mark.slow
+def test_a_run_none_of_whose_checkpoints_can_be_read_is_not_begun_anew(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (run_dir / "checkpoints").glob("*.ckpt"):
+        path.write_bytes(b"damaged")
+    before = content(run_dir)
+    assert fit(run_dir, "--training.total_env_steps", "840", "--resume", "true") == 1
+    assert "can be read: remove that folder to begin the run anew" in capsys.readouterr().err
+    assert content(run_dir) == before

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -15,7 +17,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from vlmrb.algorithms import DQN, IQN, SAC, TD3  # noqa: F401  (so that --model DQN finds them by name)
 from vlmrb.algorithms.base import OffPolicyModule, require_one_device
 from vlmrb.algorithms.config import TrainingConfig
-from vlmrb.callbacks.checkpoint_files import read_env_steps
+from vlmrb.callbacks.checkpoint_files import latest_checkpoint, read_env_steps
 from vlmrb.callbacks.evaluation import EvaluationCallback, in_short
 from vlmrb.callbacks.monitoring import MonitoringCallback
 from vlmrb.callbacks.prefill import PrefillCallback
@@ -26,6 +28,7 @@ from vlmrb.envs import EnvConfig
 from vlmrb.locks import lock_folder
 from vlmrb.loggers import AppendingCSVLogger
 from vlmrb.replay.config import ReplayConfig
+from vlmrb.replay.summary import formula, idle_settings
 
 log = logging.getLogger(__name__)
 SECTIONS = ("env", "training", "replay")
@@ -113,10 +116,11 @@ class FitCLI(LightningCLI):
         run_dir = Path(config["run_dir"])
         last = run_dir / "checkpoints" / "last.ckpt"
         if config["resume"] and not config["ckpt_path"]:
-            if last.exists():
-                config["ckpt_path"] = str(last)
+            found = latest_checkpoint(run_dir / "checkpoints")
+            if found is None:
+                log.info("no checkpoint in %s: the run starts from the beginning", run_dir)
             else:
-                log.warning("no checkpoint in %s: the run starts from the beginning", run_dir)
+                config["ckpt_path"] = str(found)
         if config["prefill"] is not None and Path(config["prefill"]).resolve() == run_dir.resolve():
             raise ValueError(f"--prefill {config['prefill']} is run_dir itself: choose another --run_dir")
         self._locks.enter_context(lock_folder(run_dir, "run_dir="))
@@ -130,6 +134,13 @@ class FitCLI(LightningCLI):
             if env_steps >= budget:
                 log.warning("this run is complete: raise training.total_env_steps to go on")
         config["trainer"]["default_root_dir"] = str(run_dir)
+
+    def before_fit(self) -> None:
+        """Says what the replay scheme is that all the settings have come to."""
+        replay, budget = self.model.replay, self.model.training_config.total_env_steps
+        log.info("replay: %s", formula(replay))
+        for remark in idle_settings(replay, budget):
+            log.warning("%s", remark)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Builds the trainer with loggers that write into the run folder itself."""
@@ -150,9 +161,34 @@ class SaveConfigWhenTraining(SaveConfigCallback):
         """Writes nothing yet."""
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Writes the file once."""
-        if not self.already_saved:
-            super().setup(trainer, pl_module, "fit")
+        """Writes the file once; of a run that goes on with other settings, the earlier ones stay beside it."""
+        if self.already_saved:
+            return
+        path = Path(trainer.default_root_dir) / self.config_filename
+        earlier = path.read_text() if pl_module.env_steps and path.exists() else None
+        super().setup(trainer, pl_module, "fit")
+        if earlier is None:
+            return
+        before, now = (dict(_leaves(yaml.safe_load(text) or {})) for text in (earlier, path.read_text()))
+        changed = [name for name in before | now if name not in _NO_MATTER and before.get(name) != now.get(name)]
+        if changed:
+            kept = path.with_name(f"config_until_{pl_module.env_steps}.yaml")
+            kept.write_text(earlier)
+            told = ", ".join(f"{name} {before.get(name)} → {now.get(name)}" for name in changed)
+            log.warning("the run goes on with other settings than before, which are kept in %s: %s", kept, told)
+
+
+# Settings that say how a run is started, not what it is.
+_NO_MATTER = ("resume", "overwrite", "ckpt_path", "run_dir", "prefill", "trainer.default_root_dir")
+
+
+def _leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields dotted names of settings with their values."""
+    for name, value in content.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _make_room(run_dir: Path, overwrite: bool) -> bool:

@@ -162,6 +162,27 @@ class CheckpointFolder:
             (self.path / reference["file"]).unlink(missing_ok=True)
 
 
+def latest_checkpoint(folder: Path) -> Path | None:
+    """Returns the newest `.ckpt` that can be read: ``last.ckpt`` or, should that be lost or damaged, what it copied.
+
+    Raises:
+        CheckpointError: there are some, and none can be read.
+    """
+    present = [path for path in (folder / LAST, *sorted(folder.glob(_CHECKPOINTS), reverse=True)) if path.exists()]
+    for path in present:
+        try:
+            read_env_steps(path)
+        except CheckpointError as error:
+            log.warning("%s", error)
+            continue
+        if path.name != LAST:
+            log.warning("going on from %s, as %s is lost", path, LAST)
+        return path
+    if present:
+        raise CheckpointError(f"no checkpoint in {folder} can be read: remove that folder to begin the run anew")
+    return None
+
+
 def read_reference(checkpoint: Path) -> Reference | None:
     """Returns how a `.ckpt` names its side-car; ``None`` if it was saved without one.
 
