@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 from toy_rules import toy
 
+from vlmrb.cli import main
 from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.replay.prefill import prefill_with_buffer
 from vlmrb.replay.rules.predicates import PredicateFamily, families, find_predicates, predicates_for, register
@@ -276,3 +277,8 @@ def test_rules_that_name_no_family_take_the_one_given() -> None:
     assert parse_rules(content, "toy").rules[0].confidence == 0.5
     with pytest.raises(ValueError, match="the file has 'family', and knows only rules, comment"):
         parse_rules(entry(), "toy")
+
+
+def test_without_a_family_those_that_there_are_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rules", "predicates"]) == 0
+    assert "doorkey  for env.id " in capsys.readouterr().out

@@ -15,14 +15,19 @@ if TYPE_CHECKING:
     from vlmrb.replay.rules.schema import RuleSet
 
 
-def predicates(family: str) -> int:
+def predicates(family: str | None = None) -> int:
     """Lists the predicates of a family, which rules are made of.
 
     Args:
-        family: `doorkey`, or one of your own as `package.module:family`.
+        family: `doorkey`, or one of your own as `package.module:family`; lists the families that there are if not
+            given.
     """
-    from vlmrb.replay.rules.predicates import find_predicates
+    from vlmrb.replay.rules.predicates import families, find_predicates
 
+    if family is None:
+        told = (f"{one.name}  for env.id {one.envs.pattern}\n" for one in families().values())
+        sys.stdout.write("".join(told) + "\nvlmrb rules predicates --family NAME lists what rules of one are made of\n")
+        return 0
     found = find_predicates(family)
     width = max(map(len, found.predicates), default=0)
     sys.stdout.write(f"{found.about}\n\n")
@@ -148,7 +153,8 @@ def fit(
     sys.stdout.write(_table(given, findings))
     if not any(finding.confidence for finding in findings):
         raise ValueError(f"--episodes {folder} support none of the rules in {rules}: nothing is written")
-    comment = f"Confidences fitted to {len(files)} episodes: gamma {gamma:g}, n_steps {n_steps}."
+    fitted = f"Confidences fitted to {len(files)} episodes: gamma {gamma:g}, n_steps {n_steps}."
+    comment = f"{given.comment} {fitted}".strip()
     write_rules(path, given.with_confidences([round(finding.confidence, 4) for finding in findings], comment))
     sys.stdout.write(f"{path}\n")
     return 0
@@ -162,6 +168,7 @@ def _table(rules: RuleSet, findings: Sequence[Finding]) -> str:
             f"{rule.confidence:6.2f} {found.confidence:6.2f}  {found.status:<8} {found.episodes:9} {gain:>15} {p:>6}"
         )
         lines.append(f"{numbers}  {rule}\n")
+    lines.append("only the ratios of confidences matter: a priority reads their weighted mean\n")
     return "".join(lines)
 
 
