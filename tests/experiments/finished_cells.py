@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vlmrb.experiments.cells import Cell, Scheme, folder_of
@@ -20,7 +20,13 @@ def make_cell(
     return Cell(base, Scheme(scheme, (str(overlay),)), seed, folder, tuple(overrides))
 
 
-def train(cell: Cell, successes: Sequence[float], finished: bool = True, exit_code: int | None = 0) -> None:
+def train(
+    cell: Cell,
+    successes: Sequence[float],
+    finished: bool = True,
+    exit_code: int | None = 0,
+    scoring: Mapping[str, float] | None = None,
+) -> None:
     """Leaves what a run leaves that evaluated every 100 env steps; a finished one ends with its last evaluation."""
     cell.record_start()
     history = [(100 * number, success) for number, success in enumerate(successes)]
@@ -40,6 +46,7 @@ def train(cell: Cell, successes: Sequence[float], finished: bool = True, exit_co
         "finished": finished,
         "env": "World-v0",
         "algorithm": "DQN",
+        "scoring": scoring or {},
     }
     (cell.folder / "summary.json").write_text(json.dumps(summary))
     if exit_code is not None:

@@ -9,7 +9,7 @@ from finished_cells import make_cell, train
 from rich.console import Console
 
 import vlmrb.experiments.board
-from vlmrb.experiments.board import Board
+from vlmrb.experiments.board import Board, signal_name
 from vlmrb.experiments.cells import Cell
 from vlmrb.loggers import CSVTable
 
@@ -97,3 +97,51 @@ def test_run_that_was_taken_back_before_it_began_waits_again(tmp_path: Path) -> 
         board.ended(cell, begun=False)
         assert board.headline(jobs=1).startswith("0 of 1 done, 1 waiting; ")
     assert text.getvalue() == "1 run, 0 already finished\n"
+
+
+def test_display_goes_on_whatever_a_runs_files_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vlmrb.experiments.board, "LINES_S", 0.0)
+    cells = [make_cell(tmp_path / "sweep", seed=seed) for seed in range(2)]
+    screen, text = console(terminal=False)
+    with Board(cells, BUDGETS, "mine", screen) as board:
+        for cell in cells:
+            board.started(cell)
+            under_way(cell)
+        with (cells[0].folder / "metrics.csv").open("a") as file:
+            file.write("0.5,2000,20.0,1e300\n")  # no end that a calendar has
+        for _ in range(2):
+            board.refresh(jobs=2)
+        cells[0].record_end(-40)
+        board.ended(cells[0])
+    assert text.getvalue().count("the state of the runs cannot be shown (OverflowError") == 1
+    assert "base uniform seed 0: FAILED (killed by signal 40)" in text.getvalue()
+
+
+def test_terminal_that_is_gone_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vlmrb.experiments.board, "REFRESH_S", 0.0)
+    cell = make_cell(tmp_path / "sweep")
+    screen, text = console(terminal=True)
+    with Board([cell], BUDGETS, "mine", screen) as board:
+        text.close()
+        board.started(cell)
+        board.refresh(jobs=1)
+        train(cell, [0.0, 1.0, 1.0])
+        board.ended(cell)
+
+
+def test_signals_have_names_or_numbers() -> None:
+    assert [signal_name(number) for number in (9, 40)] == ["SIGKILL", "signal 40"]
+
+
+def test_run_whose_scorer_scored_next_to_nothing_is_pointed_out(tmp_path: Path) -> None:
+    cells = [make_cell(tmp_path / "sweep", seed=seed) for seed in range(3)]
+    for cell, scoring in zip(cells, ({}, {"share_scored": 0.5}, {"share_scored": 0.012}), strict=True):
+        train(cell, [0.0, 1.0, 1.0], scoring=scoring)
+    screen, text = console(terminal=False)
+    with Board(cells, BUDGETS, "mine", screen) as board:
+        screen.print(board.table(jobs=1))
+        for cell in cells:
+            board.ended(cell)
+    shown = text.getvalue()
+    assert shown.count("only 1.2% of the clips scored") == 2
+    assert "base uniform seed 2: success 0.67, only 1.2% of the clips scored\n" in shown

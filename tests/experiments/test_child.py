@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -57,3 +59,41 @@ def test_children_take_one_thread_unless_the_environment_says_otherwise(
         start_child(["fit"], log if logged else None)
     assert (seen["OMP_NUM_THREADS"], seen["MKL_NUM_THREADS"]) == ("1", "3")
     assert seen.get("VLMRB_DEBUG") == ("1" if logged else None)  # a terminal has no use for tracebacks
+
+
+SAVING = """
+import pathlib, signal, sys, time
+def save(*_):
+    time.sleep(0.3)
+    pathlib.Path(sys.argv[1]).write_text("saved")
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+pathlib.Path(sys.argv[1]).write_text("working")
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "left"), [(OSError("disk full"), "saved"), (KeyboardInterrupt(), "working")], ids=["error", "ctrl-c"]
+)
+def test_error_lets_children_save_and_a_second_ctrl_c_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, left: str
+) -> None:
+    said = tmp_path / "said"
+
+    def start(arguments: list[str], output: object) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", SAVING, str(said)])
+
+    def run(children: Children) -> None:
+        with children:
+            started.append(children.start([]))
+            while not said.exists() or not said.read_text():
+                time.sleep(0.01)
+            raise error
+
+    started: list[subprocess.Popen[bytes]] = []
+    monkeypatch.setattr("vlmrb.experiments.children.start_child", start)
+    with pytest.raises(type(error)):
+        run(Children())
+    assert said.read_text() == left
+    assert [child.poll() for child in started] == [143 if left == "saved" else -9]

@@ -46,6 +46,35 @@ def test_last_rows_of_a_long_file_are_whole(tmp_path: Path) -> None:
     assert [int(row["step"]) for row in found] == list(range(rows - len(found), rows))
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"15x0,12.0,0.5\n",
+        b"\0\0\0\0\0\n",
+        b'1500,"12.0,0.5\n',
+        b"1500\n",
+        b"\xff\xfe,,\n",
+        b"nan,inf,0.5\n",
+        b"1e999,,\n",
+    ],
+    ids=["digits", "zeros", "quote", "cut", "bytes", "nan", "overflow"],
+)
+def test_damaged_row_is_skipped(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_bytes(b"step,time/wall_s,eval/success\n1000,10.0,0.25\n" + damage)
+    assert read_progress(tmp_path).env_steps == 1000
+    with path.open("ab") as file:
+        file.write(b"2000,20.0,0.75\n")
+    progress = read_progress(tmp_path)
+    assert (progress.env_steps, progress.seconds, progress.success) == (2000, 20.0, 0.75)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\0" * 500, b"\xff\xfe\n1,2\n"])
+def test_file_without_a_table_says_nothing(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "metrics.csv").write_bytes(content)
+    assert read_progress(tmp_path) == Progress()
+
+
 def test_time_left_goes_down_between_two_rows(tmp_path: Path) -> None:
     progress = Progress(env_steps=1000, seconds=10.0, written=time.time() - 4)
     assert progress.seconds_left(4000, since=0.0) == pytest.approx(30 - 4, abs=0.5)

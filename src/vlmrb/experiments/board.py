@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Self
@@ -21,6 +22,7 @@ from vlmrb.experiments.progress import Progress, estimate, read_progress
 REFRESH_S = 2.0
 LINES_S = 60.0  # between two reports where there is no terminal
 STATES = {"running": "cyan", "failed": "bold red", "interrupted": "yellow", "done": "green", "waiting": "dim"}
+SCORED = 0.5  # share of its clips below which a run's scorer has told replay too little
 ROWS_AROUND = 8  # lines of the terminal that are left to other things than rows
 
 
@@ -35,6 +37,7 @@ class Row:
         progress: how far it is.
         since: when it was started last, in seconds of `time.time`.
         left_s: estimated seconds to go; NaN if unknown.
+        warning: of one that is done: what its scorer left undone.
     """
 
     cell: Cell
@@ -43,6 +46,13 @@ class Row:
     progress: Progress = field(default_factory=Progress)
     since: float = 0.0
     left_s: float = math.nan
+    warning: str = ""
+
+    def read_end(self) -> None:
+        """Takes what the summary of a finished run says."""
+        if (summary := self.cell.summary) is not None:
+            self.progress = Progress(summary["env_steps"], summary["wall_s"], math.nan, summary["success"])
+        self.warning = hardly_scored(self.cell)
 
 
 class Board:
@@ -70,10 +80,11 @@ class Board:
         }
         for row in self._rows.values():
             if row.state == "done":
-                row.progress = _end_of(row.cell)
+                row.read_end()
         self._todo = sum(row.state == "waiting" for row in self._rows.values())
         self._ended = 0
         self._begun = self._shown = time.monotonic()
+        self._trouble = ""
         self._live: Live | None = None
         if self.console.is_terminal:
             self._live = Live(console=self.console, auto_refresh=False, transient=True)
@@ -88,12 +99,14 @@ class Board:
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
-            self._live.stop()
+            with suppress(OSError, ValueError):
+                self._live.stop()
 
     def say(self, text: str) -> None:
-        """Prints a line, above the table if there is one."""
-        self.console.print(text, markup=False, soft_wrap=True)
-        self.console.file.flush()
+        """Prints a line, above the table if there is one; a terminal that is gone must not end the runs."""
+        with suppress(OSError, ValueError):
+            self.console.print(text, markup=False, soft_wrap=True)
+            self.console.file.flush()
 
     def started(self, cell: Cell) -> None:
         """Notes that a run has been started."""
@@ -107,7 +120,10 @@ class Board:
             row.state = "waiting"
             return
         row.state = {"finished": "done", "interrupted": "interrupted"}.get(cell.status, "failed")
-        row.progress = _end_of(cell) if row.state == "done" else read_progress(cell.folder)
+        if row.state == "done":
+            row.read_end()
+        else:
+            row.progress = read_progress(cell.folder)
         self._ended += 1
         gone = time.monotonic() - self._begun
         self.say(f"[{self._ended}/{self._todo}, {gone:.0f} s] {cell.name}: {_outcome(row)}")
@@ -122,6 +138,15 @@ class Board:
         if now - self._shown < (REFRESH_S if self._live is not None else LINES_S):
             return
         self._shown = now
+        try:
+            self._show(jobs)
+        except Exception as error:  # whatever files hold and terminals do: the display must never end runs
+            trouble = f"{type(error).__name__}: {error}"
+            if trouble != self._trouble:  # said once
+                self._trouble = trouble
+                self.say(f"the state of the runs cannot be shown ({trouble})")
+
+    def _show(self, jobs: int) -> None:
         self._read()
         if self._live is not None:
             self._live.update(self.table(jobs), refresh=True)
@@ -156,7 +181,8 @@ class Board:
         room = max(4, self.console.height - ROWS_AROUND)
         for row in rows[:room]:
             cell = row.cell
-            names = [*([cell.config.stem] if several else []), cell.label, str(cell.seed), row.state]
+            state = ", ".join(filter(None, [row.state, row.warning]))
+            names = [*([cell.config.stem] if several else []), cell.label, str(cell.seed), state]
             table.add_row(*names, *_facts(row, short=True), style=STATES[row.state])
         if len(rows) > room:
             table.add_row(f"and {len(rows) - room} more", style="dim")
@@ -180,21 +206,30 @@ class Board:
         return estimate(running, [row.cell for row in rows if row.state == "waiting"], durations, jobs)
 
 
-def _end_of(cell: Cell) -> Progress:
-    summary = cell.summary or {}
-    return Progress(summary["env_steps"], summary["wall_s"], math.nan, summary["success"])
-
-
 def _outcome(row: Row) -> str:
     cell, exit_code = row.cell, row.cell.exit_code
     if row.state == "done":
-        return f"success {row.progress.success:.2f}"
+        return ", ".join(filter(None, [f"success {row.progress.success:.2f}", row.warning]))
     if row.state == "interrupted":
         return "interrupted"
     how = f"exit code {exit_code}"
     if exit_code is not None and exit_code < 0:
-        how = f"killed by {signal.Signals(-exit_code).name}"
+        how = f"killed by {signal_name(-exit_code)}"
     return f"FAILED ({how}): {cell.last_words()[0]} (log: {cell.log})"
+
+
+def signal_name(number: int) -> str:
+    """Returns what a signal is called; most of the real-time ones have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def hardly_scored(cell: Cell) -> str:
+    """Returns a warning if a run's scorer has scored less than half of its clips; otherwise nothing."""
+    share = cell.share_scored
+    return "" if share is None or share >= SCORED else f"only {share:.1%} of the clips scored"
 
 
 def _facts(row: Row, short: bool = False) -> list[str]:

@@ -131,9 +131,21 @@ class Cell:
         return summary is not None and bool(summary["finished"])
 
     @property
+    def share_scored(self) -> float | None:
+        """Share of its clips that its scorer has scored, once training has ended; ``None`` without a scorer."""
+        scoring = (self.summary or {}).get("scoring")
+        share = scoring.get("share_scored") if isinstance(scoring, dict) else None
+        return share if isinstance(share, int | float) else None
+
+    @property
     def holds_run(self) -> bool:
         """Whether training has begun here; a start that failed leaves nothing to mix up or to lose."""
         return holds_run(self.folder)
+
+    @property
+    def saved(self) -> bool:
+        """Whether it would go on from a checkpoint."""
+        return (self.folder / "checkpoints" / "last.ckpt").exists()
 
     @property
     def exit_code(self) -> int | None:

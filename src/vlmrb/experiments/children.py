@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import IO, Any, Self
 
@@ -51,12 +52,29 @@ class Interruptible:
             raise KeyboardInterrupt
 
 
+@contextmanager
+def exit_on_sigterm() -> Iterator[None]:
+    """A context in which SIGTERM raises `SystemExit` with code 143, so that nothing that was started is left behind."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    previous = signal.getsignal(signal.SIGTERM)
+    if previous is not signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
 class Children(Interruptible):
     """A context in which `vlmrb` processes run, and by the end of which none of them is left.
 
     SIGTERM and Ctrl-C are handed on as SIGTERM, on which `vlmrb fit` saves and exits. (After Ctrl-C in a terminal the
     children have a SIGINT of their own already; a second one would make them stop unsaved, a SIGTERM does nothing.)
-    An exception kills what still runs. If this process is killed, its children are told to stop as well.
+    An exception has them save and exit too; only that of a second Ctrl-C kills them. If this process is killed, its
+    children are told to stop as well.
     """
 
     def __init__(self) -> None:
@@ -64,11 +82,17 @@ class Children(Interruptible):
         self._running: list[subprocess.Popen[bytes]] = []
         self._told: set[int] = set()
 
-    def __exit__(self, *error: object) -> None:
-        for child in self._running:
-            child.kill()
-            child.wait()
-        super().__exit__(*error)
+    def __exit__(self, kind: type[BaseException] | None = None, *error: object) -> None:
+        try:
+            if kind is None or issubclass(kind, Exception):
+                self.stop()
+                while self.wait():
+                    pass
+        finally:
+            for child in self._running:
+                child.kill()
+                child.wait()
+            super().__exit__(kind, *error)
 
     def __len__(self) -> int:
         return len(self._running)

@@ -24,7 +24,7 @@ class Pool(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Kills what still runs, which is something after an exception only."""
+        """Asks what still runs, which is something after an exception only, to save and exit."""
 
     @property
     def exit_code(self) -> int:

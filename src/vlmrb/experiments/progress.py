@@ -48,12 +48,16 @@ class Progress:
 
 
 def read_progress(folder: Path) -> Progress:
-    """Reads a run's progress from ``metrics.csv`` and ``evaluations.csv``, as far as they are there."""
+    """Reads a run's progress from ``metrics.csv`` and ``evaluations.csv``, as far as they are there.
+
+    What cannot be read is left out: the runs themselves say what is wrong with their files.
+    """
     found = Progress()
     for name, counter in (("evaluations.csv", "env_step"), ("metrics.csv", "step")):
         values: dict[str, float] = {}
         for row in last_rows(folder / name):
-            values |= {column: float(row[column]) for column in (counter, *READ) if row.get(column)}
+            cells = ((column, _number(row.get(column, ""))) for column in (counter, *READ))
+            values |= {column: number for column, number in cells if math.isfinite(number)}
         if values.get(counter, -1) < found.env_steps:
             continue
         found = Progress(
@@ -61,25 +65,43 @@ def read_progress(folder: Path) -> Progress:
             seconds=values.get("time/wall_s", found.seconds),
             env_steps_per_s=values.get("time/env_steps_per_s", found.env_steps_per_s),
             success=values.get("eval/success", found.success),
-            written=(folder / name).stat().st_mtime,
+            written=_written(folder / name),
         )
     return found
 
 
 def last_rows(path: Path) -> list[dict[str, str]]:
-    """Returns the last rows of a CSV file, however long it is; none if it is not there. Half a row is left out."""
+    """Returns the last rows of a CSV file, however long it is; none if it cannot be read. Half a row is left out."""
     try:
         with path.open("rb") as file:
-            header = file.readline().decode()
+            header = file.readline(TAIL_BYTES).decode(errors="replace")
             start = file.tell()
             file.seek(max(start, file.seek(0, 2) - TAIL_BYTES))
             cut = file.tell() > start
             lines = file.read().decode(errors="replace").splitlines(keepends=True)
     except OSError:
         return []
-    whole = [line for line in lines[1 if cut else 0 :] if line.endswith("\n")]
-    columns = next(csv.reader([header]), [])
-    return [dict(zip(columns, row, strict=True)) for row in csv.reader(whole) if len(row) == len(columns)]
+    columns = _cells(header)
+    rows = (_cells(line) for line in lines[1 if cut else 0 :] if line.endswith("\n"))
+    return [dict(zip(columns, row, strict=True)) for row in rows if len(row) == len(columns)]
+
+
+def _cells(line: str) -> list[str]:
+    return next(csv.reader([line]), [])  # by itself: a quote that a damaged line opens would swallow all others
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # gone meanwhile
+        return 0.0
 
 
 def estimate(
