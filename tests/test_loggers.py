@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import time
 from pathlib import Path
 
@@ -70,6 +71,34 @@ def test_line_torn_by_a_crash_is_dropped_and_appending_goes_on(tmp_path: Path) -
     assert [row["step"] for row in table.rows()] == ["1"]
     table.append({"step": 2, "loss": 0.25})
     assert path.read_text() == "step,loss\n1,0.5\n2,0.25\n"
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (b"15x0,0.5\n", "step is '15x0'"),
+        (b"1500\n", "it does not fill 2 columns"),
+        (b"\0\0\0\0\n", "it does not fill 2 columns"),
+        (b"\xff1,0.5\n", "step is '\ufffd1'"),
+        (b'1500,"0.5\n', "it does not fill 2 columns"),
+        (b"\0" * 200_000 + b"\n", "it does not fill 2 columns"),
+    ],
+    ids=["digits", "cut", "zeros", "bytes", "quote", "many zeros"],
+)
+def test_damaged_row_is_named_when_a_run_is_resumed(tmp_path: Path, damage: bytes, says: str) -> None:
+    path = tmp_path / "m.csv"
+    path.write_bytes(b"step,loss\n1000,0.5\n" + damage + b"2000,0.25\n")
+    with pytest.raises(ValueError, match=r"m.csv, line \d, is damaged \(.*remove that line, then repeat the command"):
+        CSVTable(path).truncate_after("step", 1500)
+    with pytest.raises(ValueError, match=re.escape(says)):
+        CSVTable(path).truncate_after("step", 1500)
+    assert path.read_bytes().startswith(b"step,loss\n1000,0.5\n" + damage[:4])
+
+
+def test_damaged_head_is_named(tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_text("st\0p,loss\n1000,0.5\n")
+    with pytest.raises(ValueError, match=r"m.csv, line 1, is damaged \(it does not name step\)"):
+        CSVTable(tmp_path / "m.csv").truncate_after("step", 1500)
 
 
 def test_failed_rewrite_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,11 +58,12 @@ class CSVTable:
             self._rewrite([*self.rows(), cells], {*columns, *cells})
 
     def rows(self) -> list[dict[str, str]]:
-        """Returns all rows, cells as written (an empty string where a row has no value)."""
-        if not self._load():
-            return []
-        with self.path.open(newline="") as file:
-            return list(csv.DictReader(file))
+        """Returns all rows, cells as written (an empty string where a row has no value).
+
+        Raises:
+            ValueError: the file is damaged.
+        """
+        return [row for _, row in self._numbered_rows()]
 
     def truncate_after(self, column: str, value: float) -> int:
         """Drops the rows beyond a value of a counter.
@@ -76,9 +77,19 @@ class CSVTable:
 
         Returns:
             How many rows were dropped.
+
+        Raises:
+            ValueError: the file is damaged.
         """
-        columns, rows = self._load(), self.rows()
-        kept = [row for row in rows if not row.get(column) or float(row[column]) <= value]
+        columns, rows, kept = self._load(), self._numbered_rows(), []
+        if rows and column not in columns:
+            raise self._damaged(1, f"it does not name {column}")
+        for line, row in rows:
+            try:
+                if not row.get(column) or float(row[column]) <= value:
+                    kept.append(row)
+            except ValueError as error:
+                raise self._damaged(line, f"{column} is {row[column]!r}") from error
         if rows and not kept:
             number = 1
             while (aside := self.path.with_suffix(f".{number}{self.path.suffix}")).exists():
@@ -88,13 +99,32 @@ class CSVTable:
             self._rewrite(kept, set(columns))
         return len(rows) - len(kept)
 
+    def _numbered_rows(self) -> list[tuple[int, dict[str, str]]]:
+        """Returns all rows, each with the number of its line."""
+        columns, rows = self._load(), []
+        if not columns:
+            return []
+        with self.path.open(newline="", errors="replace") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    cells = next(csv.reader([line], strict=True), [])
+                    if cells and number > 1:
+                        rows.append((number, dict(zip(columns, cells, strict=True))))
+                except (ValueError, csv.Error) as error:
+                    raise self._damaged(number, f"it does not fill {len(columns)} columns") from error
+        return rows
+
+    def _damaged(self, line: int, what: str) -> ValueError:
+        mend = "remove" if line > 1 else "repair"
+        return ValueError(f"{self.path}, line {line}, is damaged ({what}): {mend} that line, then repeat the command")
+
     def _load(self) -> list[str]:
         """Returns the columns of the file as it is now, having dropped a torn last line; empty if there is no file."""
         if not self.path.exists():
             self._columns = None
             return []
         if self._columns is None:
-            text = self.path.read_text()
+            text = self.path.read_text(errors="replace")
             whole = text[: text.rfind("\n") + 1]
             if whole != text:
                 self._replace(whole)
