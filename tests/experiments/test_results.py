@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from finished_cells import make_cell, train
 
+from vlmrb.experiments.cells import Cell
 from vlmrb.experiments.results import (
     TABLE_FIELDS,
     confidence_interval,
@@ -17,6 +20,10 @@ from vlmrb.experiments.results import (
 )
 
 DOCS = Path(__file__).parents[2] / "docs"
+
+
+def row_of(cells: list[Cell]) -> dict[str, Any]:
+    return table_row("uniform", cells, {cell: curve_of(cell) for cell in cells})
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -34,7 +41,7 @@ def test_threshold_that_one_seed_missed_counts_it_as_the_whole_budget(tmp_path: 
     cells = [make_cell(tmp_path / "sweep", seed=seed) for seed in (0, 1)]
     train(cells[0], [0.0, 0.9, 0.6, 0.6])
     train(cells[1], [0.0, 0.6, 0.6, 0.6])
-    row = table_row("uniform", cells)
+    row = row_of(cells)
     assert (row["steps_to_0.5"], row["reached_0.5"]) == (100, 2)
     assert (row["steps_to_0.8"], row["reached_0.8"]) == ((100 + 300) / 2, 1)
     assert (row["steps_to_0.8_low"], row["steps_to_0.8_high"]) == (100, 300)
@@ -57,13 +64,13 @@ def test_threshold_that_no_seed_reached_has_no_number(tmp_path: Path) -> None:
 def test_threshold_reached_at_step_0_is_reached_at_step_0(tmp_path: Path) -> None:
     cell = make_cell(tmp_path / "sweep")
     train(cell, [1.0, 1.0, 1.0])
-    assert table_row("uniform", [cell])["steps_to_0.9"] == 0
+    assert row_of([cell])["steps_to_0.9"] == 0
 
 
 def test_one_seed_has_no_interval(tmp_path: Path) -> None:
     cell = make_cell(tmp_path / "sweep")
     train(cell, [0.0, 1.0, 1.0])
-    assert not [name for name in table_row("uniform", [cell]) if name.endswith(("_low", "_high"))]
+    assert not [name for name in row_of([cell]) if name.endswith(("_low", "_high"))]
 
 
 def test_unfinished_run_is_in_the_results_and_in_no_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,6 +103,48 @@ def test_half_a_line_at_the_end_of_the_evaluations_is_left_out(tmp_path: Path) -
     with (cell.folder / "evaluations.csv").open("a") as file:
         file.write("20")
     assert curve_of(cell)[0].tolist() == [0, 100]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda text: "", "is empty or missing, and the run ended at 200"),
+        (lambda text: text.replace("100,1.0", "100"), "line 3 holds no evaluation"),
+        (lambda text: text.replace("100,1.0", "\0\0\0\0"), "line 3 holds no evaluation"),
+        (lambda text: text.replace("100,1.0", "\0" * 200_000), "line 3 holds no evaluation"),
+        (lambda text: text.replace("100,1.0", "1e2,7"), "line 3 holds no evaluation"),
+        (lambda text: text.replace("100,1.0", "0,1.0"), "line 3 holds no evaluation"),
+        (lambda text: text.replace("env_step", "env"), "line 2 holds no evaluation"),
+        (lambda text: text.replace("200,1.0\n", ""), "ends at env step 100, and the run at 200"),
+        (lambda text: text.replace("200,1.0\n", "200,1.0"), "ends at env step 100, and the run at 200"),
+    ],
+)
+def test_damaged_run_is_named_and_left_out_and_the_others_are_not(
+    tmp_path: Path, change: Callable[[str], str], says: str
+) -> None:
+    cells = [make_cell(tmp_path / "sweep", seed=seed) for seed in (0, 1)]
+    for cell, last in zip(cells, (1.0, 0.4), strict=True):
+        train(cell, [0.0, 1.0, last])
+    path = cells[0].folder / "evaluations.csv"
+    path.write_text(change(path.read_text()))
+    (damage,) = write_results(cells, tmp_path / "sweep")
+    assert damage.startswith(f"{path} is damaged: ")
+    assert says in damage
+    (row,) = read(tmp_path / "sweep" / "table.csv")
+    assert (row["seeds_started"], row["seeds_finished"]) == ("2", "1")
+    assert float(row["success"]) == pytest.approx(1.4 / 3, abs=1e-3)
+    assert {row["seed"] for row in read(tmp_path / "sweep" / "results.csv")} == {"1"}
+    assert (tmp_path / "sweep" / "curves.png").exists()
+
+
+def test_run_without_evaluations_is_damaged_if_it_has_finished(tmp_path: Path) -> None:
+    cell = make_cell(tmp_path / "sweep")
+    train(cell, [0.0, 1.0, 1.0])
+    (cell.folder / "evaluations.csv").unlink()
+    assert write_results([cell], tmp_path / "sweep") == [
+        f"{cell.folder}/evaluations.csv is damaged: it is empty or missing, and the run ended at 200"
+    ]
+    assert read(tmp_path / "sweep" / "table.csv")[0]["seeds_finished"] == "0"
 
 
 def test_printed_table_is_aligned_and_says_who_reached_a_threshold() -> None:

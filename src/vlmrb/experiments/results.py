@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from vlmrb.experiments.cells import Cell
 from vlmrb.plots import plot_learning_curves, short_number
 
+Curve = tuple[NDArray[np.float64], NDArray[np.float64]]  # env steps and success, ``[n]`` each
 THRESHOLDS = ("0.5", "0.8", "0.9")
 RESULT_FIELDS = ("scheme", "seed", "status", "env_step", "success")
 TABLE_FIELDS = (
@@ -27,14 +29,35 @@ TABLE_FIELDS = (
 )
 
 
-def curve_of(cell: Cell) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns a cell's evaluations so far: env steps and success, ``float64[n]`` each."""
-    path = cell.folder / "evaluations.csv"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+def curve_of(cell: Cell) -> Curve:
+    """Returns a cell's evaluations so far.
+
+    Raises:
+        ValueError: its evaluations.csv is damaged, or those of a finished run do not go up to its end.
+    """
+    path, summary = cell.folder / "evaluations.csv", cell.summary
+    lines = path.read_text(errors="replace").splitlines(keepends=True) if path.exists() else []
     if lines and not lines[-1].endswith("\n"):  # being written, or left behind by a killed process
         lines.pop()
-    rows = list(csv.DictReader(lines))
-    return np.array([float(r["env_step"]) for r in rows]), np.array([float(r["eval/success"]) for r in rows])
+    curve: list[tuple[float, float]] = []
+    reader = csv.DictReader(lines)
+    try:
+        for row in reader:
+            step, success = float(row["env_step"]), float(row["eval/success"])
+            if not (0 <= success <= 1 and (curve[-1][0] if curve else -1) < step < math.inf):
+                raise ValueError
+            curve.append((step, success))
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        raise ValueError(
+            f"{path} is damaged: line {reader.reader.line_num} holds no evaluation that could follow"
+        ) from error
+    if summary is not None and summary["finished"] and (not curve or curve[-1][0] != summary["env_steps"]):
+        last = (
+            f"ends at env step {curve[-1][0]:.0f}, and the run" if curve else "is empty or missing, and the run ended"
+        )
+        raise ValueError(f"{path} is damaged: it {last} at {summary['env_steps']}")
+    steps, successes = zip(*curve, strict=True) if curve else ((), ())
+    return np.array(steps, np.float64), np.array(successes, np.float64)
 
 
 def confidence_interval(values: Sequence[float], resamples: int = 10_000) -> tuple[float, float]:
@@ -45,32 +68,49 @@ def confidence_interval(values: Sequence[float], resamples: int = 10_000) -> tup
     return float(low), float(high)
 
 
-def write_results(cells: Sequence[Cell], out: Path) -> None:
+def write_results(cells: Sequence[Cell], out: Path) -> list[str]:
     """Writes ``results.csv`` (every evaluation), ``table.csv`` (per scheme) and ``curves.png``; prints the table.
 
     Args:
         cells: runs of one configuration, at least one.
         out: where the files go.
+
+    Returns:
+        What is wrong with runs that are damaged, and so in none of these.
     """
+    curves, damages = _read_curves(cells)
     schemes = {label: [cell for cell in cells if cell.label == label] for label in (cell.label for cell in cells)}
-    _write_csv(out / "results.csv", RESULT_FIELDS, [row for cell in cells for row in _result_rows(cell)])
-    table = [table_row(label, members) for label, members in schemes.items()]
+    rows = [row for cell, curve in curves.items() for row in _result_rows(cell, curve)]
+    _write_csv(out / "results.csv", RESULT_FIELDS, rows)
+    table = [table_row(label, members, curves) for label, members in schemes.items()]
     _write_csv(out / "table.csv", TABLE_FIELDS, table)
     print(f"\n{cells[0].config.stem}\n{format_table(table)}\n")
-    finished = {label: [cell for cell in members if cell.finished] for label, members in schemes.items()}
-    finished = {label: members for label, members in finished.items() if members}
+    finished = [cell for cell in curves if cell.finished]
     if finished:
-        curves = {label: [curve_of(cell) for cell in members] for label, members in finished.items()}
-        first = next(iter(finished.values()))[0].summary or {}  # all share the configuration
-        plot_learning_curves(curves, out / "curves.png", title=f"{first['env']}, {first['algorithm']}")
+        labels = dict.fromkeys(cell.label for cell in finished)
+        shown = {label: [curves[cell] for cell in finished if cell.label == label] for label in labels}
+        first = finished[0].summary or {}  # all share the configuration
+        plot_learning_curves(shown, out / "curves.png", title=f"{first['env']}, {first['algorithm']}")
         print(f"learning curves   {out}/curves.png")
     else:
         print("no run has finished: there are no curves to draw yet")
     print(f"per scheme        {out}/table.csv\nevery evaluation  {out}/results.csv")
+    return damages
 
 
-def table_row(label: str, cells: Sequence[Cell]) -> dict[str, Any]:
-    """Summarises the finished runs of one scheme.
+def _read_curves(cells: Sequence[Cell]) -> tuple[dict[Cell, Curve], list[str]]:
+    """Returns the curves of all cells but damaged ones, and what is wrong with those."""
+    curves, damages = {}, []
+    for cell in cells:
+        try:
+            curves[cell] = curve_of(cell)
+        except ValueError as error:
+            damages.append(str(error))
+    return curves, damages
+
+
+def table_row(label: str, cells: Sequence[Cell], curves: Mapping[Cell, Curve]) -> dict[str, Any]:
+    """Summarises the finished runs of one scheme; those without a curve are damaged and in no mean.
 
     A run that never reached a threshold counts as its whole budget, as in the paper's tables, if another did; where
     none did there is no number. One run alone has no interval.
@@ -78,15 +118,16 @@ def table_row(label: str, cells: Sequence[Cell]) -> dict[str, Any]:
     Returns:
         A row of ``TABLE_FIELDS``; what cannot be said is missing.
     """
-    finished = [(cell, summary) for cell in cells if (summary := cell.summary) is not None and summary["finished"]]
+    summarised = [(cell, summary) for cell in cells if cell in curves and (summary := cell.summary) is not None]
+    finished = [(cell, summary) for cell, summary in summarised if summary["finished"]]
     row: dict[str, Any] = {"scheme": label, "seeds_started": len(cells), "seeds_finished": len(finished)}
     if not finished:
         return row
     summaries = [summary for _, summary in finished]
     values = {name: [summary[name] for summary in summaries] for name in ("success", "best_success")}
-    values["area"] = [float(np.trapezoid(y, x) / x[-1]) for x, y in (curve_of(cell) for cell, _ in finished)]
+    values["area"] = [float(np.trapezoid(y, x) / x[-1]) for x, y in (curves[cell] for cell, _ in finished)]
     for threshold in THRESHOLDS:
-        reached = [summary["env_steps_to"][threshold] for summary in summaries]
+        reached = [summary["env_steps_to"].get(threshold) for summary in summaries]
         row[f"reached_{threshold}"] = sum(step is not None for step in reached)
         if row[f"reached_{threshold}"]:
             budgets = [summary["env_steps"] for summary in summaries]
@@ -128,10 +169,10 @@ def _steps(row: Mapping[str, Any], threshold: str) -> str:
     return steps if reached == runs else f">{steps} ({reached} of {runs} seeds)"
 
 
-def _result_rows(cell: Cell) -> list[dict[str, Any]]:
+def _result_rows(cell: Cell, curve: Curve) -> list[dict[str, Any]]:
     head = {"scheme": cell.label, "seed": cell.seed, "status": cell.status}
-    curve = zip(*curve_of(cell), strict=True)
-    return [{**head, "env_step": int(step), "success": success} for step, success in curve] or [head]
+    points = zip(*curve, strict=True)
+    return [{**head, "env_step": int(step), "success": success} for step, success in points] or [head]
 
 
 def _rounded(value: float, digits: int) -> float:
