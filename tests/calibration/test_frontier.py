@@ -134,6 +134,7 @@ def test_ratios_are_to_the_slowest_whatever_is_configured(corpus: Corpus, tmp_pa
     frontier = found(corpus, tmp_path, grid=grid, frames_per_clip=8)
     ratios = {point.label: judged.ratio for point, judged in zip(frontier.points, frontier.judged, strict=True)}
     assert ratios == {"as configured": 2.0, "16 frames": 1.0, "bfloat16": 4.0}
+    assert frontier.points[frontier.base].label == "16 frames"
     # Put together, the best is what has been measured already.
     assert frontier.points[frontier.chosen].label == "bfloat16"
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from vlmrb.calibration.corpus import Corpus
 from vlmrb.calibration.frontier_report import Judged, choose, judge_points
 from vlmrb.calibration.scores import Candidate, Scored, score_clips
-from vlmrb.calibration.timing import LEAST_ROUNDS, Timing, time_candidates
+from vlmrb.calibration.timing import LEAST_ROUNDS, Timing, ratio_interval, time_candidates
 from vlmrb.scoring.cache import ScoreCache
 from vlmrb.scoring.scorer import Scorer
 
@@ -113,6 +113,8 @@ class Frontier:
         points: the configured way first.
         judged: what each is worth and costs.
         chosen: position of the one to take.
+        base: position of the one that speed is a ratio to: the slowest of the first points, or the configured one if
+            that is not faster beyond doubt.
         label: what scores were compared with.
         grid: how it was measured.
         timed_clips: clips that were timed.
@@ -122,6 +124,7 @@ class Frontier:
     points: list[Point]
     judged: list[Judged]
     chosen: int
+    base: int
     label: str
     grid: Grid
     timed_clips: int
@@ -175,7 +178,7 @@ def find_frontier(
     if together := _combined(points, search.judge()[0]):
         search.add([_point(corpus, points[0].candidate, points[0].settings, together)])
     judged, chosen = search.judge()
-    return Frontier(search.points, judged, chosen, label, grid, len(search.timed), search.scored_now)
+    return Frontier(search.points, judged, chosen, search.base, label, grid, len(search.timed), search.scored_now)
 
 
 @dataclass
@@ -190,7 +193,7 @@ class _Search:
     timings: list[Timing] = field(default_factory=list)
     ratios: list[NDArray[np.float64]] = field(default_factory=list)
     scored_now: int = 0
-    _base: int = 0  # the slowest of the first points, which all others are compared with
+    base: int = 0
 
     @property
     def timed(self) -> NDArray[np.int64]:
@@ -204,11 +207,11 @@ class _Search:
             found = self._score(point)
             self.scores.append(found.scores)
             self.scored_now += found.fresh
-        beside = [self.points[self._base]] if self.points else []
+        beside = [self.points[self.base]] if self.points else []
         timings = self._time([*beside, *points])
         if not self.points:
-            self._base = int(np.argmin([np.median(timing.clips_per_s) for timing in timings]))
-        base = timings[0 if beside else self._base].clips_per_s
+            self.base = _slowest([timing.clips_per_s for timing in timings])
+        base = timings[0 if beside else self.base].clips_per_s
         self.points += points
         self.timings += timings[len(beside) :]
         self.ratios += [timing.clips_per_s / base for timing in timings[len(beside) :]]
@@ -230,6 +233,12 @@ class _Search:
             scorer = scorers.setdefault(settings, deepcopy(point.candidate.scorer))
             candidates.append(replace(point.candidate, scorer=scorer))
         return time_candidates(candidates, self.corpus.batch(self.timed), self.grid.rounds, self.progress)
+
+
+def _slowest(rates: Sequence[NDArray[np.float64]]) -> int:
+    """Returns which point was slowest, the first one if that is not faster beyond doubt."""
+    slowest = int(np.argmin([np.median(values) for values in rates]))
+    return slowest if ratio_interval(rates[0] / rates[slowest])[0] > 1 else 0
 
 
 def _point(corpus: Corpus, candidate: Candidate, base: Mapping[str, Any], changed: Mapping[str, Any]) -> Point:

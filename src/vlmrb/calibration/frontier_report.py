@@ -25,7 +25,7 @@ class Judged:
 
     Attributes:
         clips_per_s: median of the rounds.
-        ratio: to the slowest of the first points, median of the rounds.
+        ratio: to that of `Frontier.base`, median of the rounds.
         ratio_interval: of that median, 95 %.
         faster: whether it is faster than the configured way beyond doubt: that interval of their ratio lies above 1.
         auc: ROC AUC.
@@ -140,6 +140,7 @@ def frontier_facts(frontier: Frontier) -> dict[str, Any]:
     """Returns everything in plain types, for ``report.json`` and the page."""
     return {
         "label": frontier.label,
+        "base": frontier.points[frontier.base].label,
         "tolerance": frontier.grid.tolerance,
         "timed_clips": frontier.timed_clips,
         "rounds": frontier.grid.rounds,
@@ -180,15 +181,13 @@ def frontier_overlay(frontier: Frontier, facts: Mapping[str, Any], command: str)
     import yaml
 
     point, at = frontier.points[frontier.chosen], facts["points"][frontier.chosen]
-    slowest = min(facts["points"], key=lambda point: point["ratio"])
     scoring = point.overlay()
     low, high = at["ratio_interval"]
     auc_low, auc_high = at["auc_interval"]
     remarks = [
         f"{at['label']}: the fastest way of asking whose ROC AUC by {facts['label']} is not worse than the best one's "
         f"by more than {facts['tolerance']:g}.",
-        f"{at['clips_per_s']:.3g} clips/s, {at['ratio']:.2f} [{low:.2f}, {high:.2f}] times those of the slowest "
-        f"({slowest['label']}).",
+        f"{at['clips_per_s']:.3g} clips/s, {at['ratio']:.2f} [{low:.2f}, {high:.2f}] times those of: {facts['base']}.",
         f"ROC AUC {at['auc']:.3f} [{auc_low:.3f}, {auc_high:.3f}], {at['loss']:.3f} below the best one's and with 95 % "
         f"confidence at most {max(at['loss_interval'][1], 0):.3f}; the threshold's balanced accuracy is "
         f"{at['balanced_accuracy']:.3f}.",

@@ -148,7 +148,7 @@ def _frontier(facts: Mapping[str, Any]) -> str:
                 *(extra[name] for name in known),
             ]
         )
-    head = ["changed", "clips/s", "× the slowest", "ROC AUC", "below the best", "balanced accuracy"]
+    head = ["changed", "clips/s", f"× {escape(facts['base'])}", "ROC AUC", "below the best", "balanced accuracy"]
     table = _table([*head, *(titles[name] for name in known)], rows, marked=[point["chosen"] for point in points])
     settings = ", ".join(f"{name} {value}" for name, value in points[0]["settings"].items())
     tolerated = f"ROC AUC by {escape(facts['label'])} is not below the best one's by more than {facts['tolerance']:g}"
