@@ -14,6 +14,7 @@ from replay_tools import Episodes, check_counts, make_buffer
 
 from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.scoring import service as service_module
+from vlmrb.scoring.beforehand import score_beforehand
 from vlmrb.scoring.budget import Budget, BudgetConfig, allowed
 from vlmrb.scoring.cache import ScoreCache
 from vlmrb.scoring.service import ScoringService
@@ -233,7 +234,7 @@ def test_draining_does_not_wait_for_what_is_not_allowed() -> None:
 def test_prefilled_clips_are_scored_within_the_budget(caplog: pytest.LogCaptureFixture) -> None:
     service, episodes = make_service(budget=BudgetConfig(clips_per_env_step=0.1, initial_burst=9), max_waiting=20)
     episodes.clips(buffer_of(service), 60)
-    assert sum(service.score_completed(3600)) == 0
+    assert sum(score_beforehand(service, 3600)) == 0
     assert "has no budget left: training starts before all clips are scored" in caplog.text
     stats = check_counts(service)
     assert (stats["scored"], stats["waiting"]) == (9, 20)

@@ -16,6 +16,7 @@ from vlmrb.envs import EnvConfig, make_env
 from vlmrb.recording import PATTERN, Recording, episode_files
 from vlmrb.replay.blocks import Form
 from vlmrb.replay.prefill import prefill_with_buffer, prefill_with_episodes
+from vlmrb.scoring.beforehand import score_beforehand
 
 if TYPE_CHECKING:
     from torchrl.data import TensorSpec
@@ -57,7 +58,7 @@ class PrefillCallback(Callback):
         if pl_module.scoring is not None:
             clips = len(pl_module.buffer.clips.table()["clip_id"])
             with tqdm(total=clips, desc="scoring prefilled clips", unit="clip") as bar:
-                for scored in pl_module.scoring.score_completed(SCORE_TIMEOUT_S):
+                for scored in score_beforehand(pl_module.scoring, SCORE_TIMEOUT_S):
                     bar.update(scored)
 
     def _fill(self, module: OffPolicyModule) -> None:

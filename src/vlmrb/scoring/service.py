@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +29,6 @@ from vlmrb.scoring.throttle import Throttle
 if TYPE_CHECKING:
     from vlmrb.replay.buffer import VLMReplayBuffer
 
-logger = logging.getLogger(__name__)
 
 ADMIT_CLIPS = 256  # clips looked at in one go, which bounds the memory that a burst takes
 
@@ -142,12 +140,16 @@ class ScoringService:
         self._take(self._backend.collect())
         if self._backend.dead and not self._given_up:
             self._give_up()
-        completed = self._clips.take_completed()
+        completed = self.take_completed()
         for start in range(0, len(completed), ADMIT_CLIPS):
-            self._admit(completed[start : start + ADMIT_CLIPS])
+            self.admit(completed[start : start + ADMIT_CLIPS])
         if self.queue.waiting:
             self.queue.bound()
             self._hand_over()
+
+    def take_completed(self) -> list[int]:
+        """Returns the clips completed since the last call, for `admit`."""
+        return self._clips.take_completed()
 
     def keep_up(self, stop: Callable[[], bool]) -> None:
         """Waits for the scorer where ``max_delay_env_steps`` says so; call it after `poll`, see `throttle.Throttle`.
@@ -211,32 +213,6 @@ class ScoringService:
             if spent or time.monotonic() >= deadline or self.closed:
                 return False
             time.sleep(0.002)
-
-    def score_completed(self, timeout_s: float) -> Iterator[int]:
-        """Scores all clips that have been completed so far and waits for them: for a buffer that is filled beforehand.
-
-        Args:
-            timeout_s: seconds to wait at most for each part; after the first part that takes longer nothing more is
-                waited for, and the queue keeps of the rest what it has room for.
-
-        Yields:
-            How many clips each part held.
-
-        Raises:
-            ScorerError: see `poll`.
-        """
-        completed = self._clips.take_completed()
-        part = min(self.config.max_waiting, 8 * self.config.batch_clips)
-        for start in range(0, len(completed), part):
-            ids = completed[start : start + part]
-            self._admit(ids)
-            if not self.drain(timeout_s):
-                why = "is slow" if self._in_flight else "has no budget left"
-                logger.warning("scorer %r %s: training starts before all clips are scored", self.scorer.name, why)
-                self._admit(completed[start + part :])
-                self.queue.bound()
-                return
-            yield len(ids)
 
     def close(self) -> None:
         """Stops the scorer; may be called more than once. Clips in flight go back to waiting."""
@@ -302,7 +278,8 @@ class ScoringService:
             return ThreadBackend(self.scorer)
         return ProcessBackend(self.scorer, self._renderer, self.config)
 
-    def _admit(self, clip_ids: Sequence[int]) -> None:
+    def admit(self, clip_ids: Sequence[int]) -> None:
+        """Takes in clips that have just been completed, stale ones too; the queue may grow beyond its size."""
         self._counts.emitted += len(clip_ids)
         if self._given_up:
             self._counts.dropped += len(clip_ids)
