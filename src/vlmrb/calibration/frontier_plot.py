@@ -30,10 +30,11 @@ def plot_frontier(path: Path, facts: Mapping[str, Any]) -> None:
         facts: of `frontier_facts`.
     """
     points = facts["points"]
-    speed = np.array([point["clips_per_s"] for point in points])
+    unit = next(point["clips_per_s"] for point in points if point["label"] == facts["base"])
     ratio = np.array([[point["ratio"], *point["ratio_interval"]] for point in points])
+    speed = unit * ratio[:, 0]  # a point's own clips/s may be of another time, when the machine was slower
     auc = np.array([[point["auc"], *point["auc_interval"]] for point in points])
-    across = speed[:, None] * np.abs(ratio[:, 1:] / ratio[:, :1] - 1)
+    across = unit * np.abs(ratio[:, 1:] - ratio[:, :1])
     along = np.abs(auc[:, 1:] - auc[:, :1])
     line = [row for row in np.argsort(speed) if points[row]["on_frontier"]]
     for figure, (axes,) in figures(path, 1, (7.2, 4.6)):
