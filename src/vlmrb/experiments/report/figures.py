@@ -285,5 +285,6 @@ def _settings(colors: Mapping[str, str]) -> dict[str, Any]:
     settings |= dict.fromkeys(("text.color", "axes.titlecolor"), ink)
     settings |= dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color"), soft)
     settings |= dict.fromkeys(("axes.spines.top", "axes.spines.right"), False)
+    settings |= {"text.parse_math": False}  # a label's $ is a $
     settings |= {"axes.edgecolor": soft, "grid.color": faint, "axes.grid": True, "axes.axisbelow": True}
     return settings | {"axes.titlesize": "medium", "font.size": 10, "axes.titleweight": "bold"}

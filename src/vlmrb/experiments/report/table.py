@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,6 +18,7 @@ Kind = Literal[
 ]
 Mark = Literal["", "smaller", "other"]
 GAP = "–"
+_MARKDOWN = re.compile(r"[\\`*<&|~$]|\[(?=[^]]*\]\()|(?<!\w)_|_(?!\w)")  # a bracket only where it begins a link
 
 
 @dataclass(frozen=True)
@@ -198,22 +200,27 @@ def _plain(cell: Cell, name: str) -> str:
 
 
 def to_markdown(table: Table) -> str:
-    """Writes a table as Markdown, with its title, lead and notes."""
-    lines = [f"## {table.title}", ""]
+    """Writes a table as Markdown, with its title, lead and notes; only the lead may hold Markdown of its own."""
+    lines = [f"## {_literal(table.title)}", ""]
     if table.lead:
         lines += [table.lead, ""]
     heads = [f"{column.group}: {column.head}" if column.group else column.head for column in table.columns]
-    lines += [_line(heads), _line("---" for _ in heads)]
+    lines += [_line(map(_literal, heads)), _line("---" for _ in heads)]
     section = ""
     for row in table.rows:
         if row.section != section:
             section = row.section
-            lines.append(_line([f"*{section}*", *("" for _ in heads[1:])]))
+            lines.append(_line([f"*{_literal(section)}*", *("" for _ in heads[1:])]))
         cells = [shown(row.cells.get(column.key), column.kind) for column in table.columns]
-        lines.append(_line(" ".join(part for part in cell if part) for cell in cells))
-    lines += ["", *(f"- {note}" for note in table.notes), *([""] if table.notes else [])]
+        lines.append(_line(_literal(" ".join(part for part in cell if part)) for cell in cells))
+    lines += ["", *(f"- {_literal(note)}" for note in table.notes), *([""] if table.notes else [])]
     return "\n".join(lines)
 
 
+def _literal(text: str) -> str:
+    """Returns Markdown that shows a text as it is, on one line."""
+    return _MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))
+
+
 def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(cells) + " |"
