@@ -68,10 +68,10 @@ def leave_run(
     label: str | None = None,
     seed: int | None = None,
     seconds: float = 1.0,
-    every: int = 100,
+    every: int | None = None,
     metrics: Mapping[str, float] | None = None,
 ) -> Path:
-    """Leaves a run that evaluated every ``every`` env steps, from 0 on, each of them ``seconds`` after the last.
+    """Leaves a run that evaluated every so many env steps, from 0 on, each of them ``seconds`` after the last.
 
     Args:
         folder: ``<config>/<scheme>/seed_<n>``; a record is written, unless ``label`` is empty.
@@ -83,7 +83,7 @@ def leave_run(
         label: in the record; by default that of the folder.
         seed: in the record; by default that of the folder.
         seconds: between evaluations.
-        every: env steps between evaluations.
+        every: env steps between evaluations; by default 100, or so many that a finished run ends at its budget.
         metrics: of its metrics.csv, the same in two rows.
     """
     folder.mkdir(parents=True)
@@ -95,6 +95,9 @@ def leave_run(
         (folder / "cell.json").write_text(json.dumps(record))
     if settings is not None:
         (folder / "config.yaml").write_text(yaml.safe_dump({"seed_everything": seed, **settings}))
+    if every is None:
+        budget = settings["training"]["total_env_steps"] if settings is not None and finished and exit_code == 0 else 0
+        every = max(100, budget // max(1, len(success) - 1))
     lines = [f"{every * n},{value},{seconds * n}" for n, value in enumerate(success)]
     if success:
         (folder / "evaluations.csv").write_text("\n".join(["env_step,eval/success,time/wall_s", *lines, ""]))

@@ -119,7 +119,10 @@ def test_all_tasks_together_are_those_that_share_most_schemes(tmp_path: Path) ->
     assert (labels, [task.name for task in shared]) == (["uniform", "per", "vlm"], ["a", "b"])
     table = together_table(tasks)
     assert table is not None
-    assert table.notes == ["Not in these numbers, as they share fewer schemes: DoorKey-6, DQN (c)."]
+    assert table.notes == [
+        "What these have in common: DoorKey-6, DQN (a); DoorKey-6, DQN (b).",
+        "Not in these numbers, as they share fewer schemes: DoorKey-6, DQN (c).",
+    ]
     # over the four runs of both tasks 0.4, 0.267, 0.4, 0.267; steps to 0.5: 300 instead of 400
     assert value(table.rows[0].cells, "final_iqm") == pytest.approx(1 / 3)
     assert value(table.rows[2].cells, "steps") == pytest.approx(0.25)

@@ -16,7 +16,7 @@ from vlmrb.experiments.report.level_tables import BASELINES, gains_table, level_
 from vlmrb.experiments.report.measured_tables import frequency_table, speed_table
 from vlmrb.experiments.report.page import Part, Report, render_page
 from vlmrb.experiments.report.paper import standing
-from vlmrb.experiments.report.runs import Run, read_run, run_folders
+from vlmrb.experiments.report.runs import SHARE_SCORED, Run, read_run, run_folders
 from vlmrb.experiments.report.scorer_tables import (
     bins_table,
     models_table,
@@ -31,6 +31,8 @@ from vlmrb.experiments.report.table import Table, to_csv, to_markdown
 from vlmrb.experiments.report.task_tables import runs_table, schemes_table, together_table
 from vlmrb.experiments.report.tasks import Task, gather
 
+HARDLY_SCORED = 0.5  # share of clips scored, below which a scored run is warned of
+
 
 def report(runs: Sequence[str], out: str = "runs/report") -> int:
     """Puts runs beside each other and beside the paper: index.html, report.md, tables/*.csv and figures/*.png.
@@ -40,11 +42,13 @@ def report(runs: Sequence[str], out: str = "runs/report") -> int:
             files, also of runs that are gone; what benchmarks/scorer.py wrote.
         out: folder of the report; files of the same names there are replaced.
     """
+    folder = Path(out)
+    if any(place.exists() and not place.is_dir() for place in (folder, *folder.parents)):
+        raise FileExistsError(f"--out {out} is a file, or lies below one: name a folder")
     load_rliable()
     found, calibrations, benchmarks = read_all([Path(path) for path in runs])
     tasks, left_out = gather(found)
     told = build(tasks, left_out, calibrations, benchmarks, _command(runs, out))
-    folder = Path(out)
     _write(folder, told)
     finished = sum(run.finished for run in found)
     print(f"{finished} of {len(found)} runs have finished, on {len(tasks)} task{'s' if len(tasks) != 1 else ''}")
@@ -116,7 +120,7 @@ def build(
     return Report(
         _facts(tasks),
         [scorer for scorer in scorers if scorer.kind != "none"],
-        list(_warnings(tasks, left_out)),
+        list(warnings_on(tasks, left_out)),
         cards,
         together,
         [part for part in compared if part.table and part.table.ours],
@@ -156,17 +160,23 @@ def _facts(tasks: Sequence[Task]) -> dict[str, str]:
     return {what: number for what, number in facts.items() if number != "0"}
 
 
-def _warnings(tasks: Sequence[Task], left_out: Sequence[tuple[Run, str]]) -> Iterator[str]:
+def warnings_on(tasks: Sequence[Task], left_out: Sequence[tuple[Run, str]]) -> Iterator[str]:
+    """Yields what is missing, left out, or to be read with care, a sentence each.
+
+    Args:
+        tasks: as `gather` returns them.
+        left_out: the same.
+    """
     kept = []
     for task in tasks:
         for arm in task.arms:
             for run in arm.others:
                 words = f": {run.last_words}" if run.last_words else ""
-                if run.finished:
-                    yield f"{task.name}, {arm.label}, seed {run.seed}: finished, but holds no evaluation ({run.source})"
-                else:
-                    yield f"{task.name}, {arm.label}, seed {run.seed}: {run.status}, in no number{words} ({run.source})"
+                yield f"{task.name}, {arm.label}, seed {run.seed}: {run.status}, in no number{words} ({run.source})"
         for arm in task.arms:
+            for run in arm.runs if arm.scored else ():
+                if remark := _hardly_scored(run):
+                    yield f"{task.name}, {arm.label}, seed {run.seed}: {remark} ({run.source})"
             if len(arm.runs) == 1:
                 yield f"{task.name}, {arm.label}: one run only, so nothing is known of its scatter"
         if any(run.source.suffix == ".csv" and run.settings for arm in task.arms for run in arm.runs):
@@ -175,6 +185,18 @@ def _warnings(tasks: Sequence[Task], left_out: Sequence[tuple[Run, str]]) -> Ite
         yield f"kept results, with the settings that the files in their commands.txt hold today: {'; '.join(kept)}"
     for run, reason in left_out:
         yield f"{run.source} is left out: {reason}"
+
+
+def _hardly_scored(run: Run) -> str:
+    """Says what to know of a run that was to replay by scores and got few of them, empty for any other."""
+    share = run.metrics.get(SHARE_SCORED, 1.0)
+    if share >= HARDLY_SCORED:
+        return ""
+    if share == 0:
+        return "share of clips scored 0.00: as to scores this was uniform replay; it is in the numbers of this scheme"
+    return (
+        f"share of clips scored {share:.2g}: most of what it replayed had no score; it is in the numbers of this scheme"
+    )
 
 
 def _write(folder: Path, told: Report) -> None:
@@ -186,7 +208,9 @@ def _write(folder: Path, told: Report) -> None:
         write_whole(folder / "tables" / f"{table.key}.csv", to_csv(table).encode())
     for picture in pictures:
         write_whole(folder / "figures" / f"{picture.key}.png", picture.light)
-    text = "\n".join(["# vlmrb report", "", f"    {told.command}", "", *map(to_markdown, _all(tables, told))])
+    text = "\n".join(
+        ["# vlmrb report", "", "    " + told.command.replace("\n", "\n    "), "", *map(to_markdown, _all(tables, told))]
+    )
     write_whole(folder / "report.md", text.encode())
     write_whole(folder / "index.html", render_page(told).encode())
 

@@ -12,12 +12,17 @@ from typing import Any
 import numpy as np
 import yaml
 
-from vlmrb.experiments.report.runs import Run, read_rows
-from vlmrb.experiments.report.settings import Settings
+from vlmrb.experiments.report.files import Lines, damaged, read_curve, read_rows, read_yaml, require_kinds
+from vlmrb.experiments.report.runs import Run, not_to_its_end
+from vlmrb.experiments.report.settings import KINDS, Settings
 
 COLUMNS = ("scheme", "seed", "status", "env_step", "success")
 STATUS = ("finished", "interrupted", "failed", "unfinished")
 _ENDING = "results.csv"
+_FOREIGN = (
+    f"is no results.csv of vlmrb sweep, which has the columns {', '.join(COLUMNS)}: give that file, or the folder of a "
+    "run, a sweep or a calibration"
+)
 
 
 def kept_results(root: Path) -> Iterator[Path]:
@@ -35,51 +40,40 @@ def read_results(path: Path) -> list[Run]:
     Raises:
         ValueError: the file is something else, or damaged.
     """
-    try:
-        rows = read_rows(path, COLUMNS)
-    except ValueError:
-        raise ValueError(
-            f"{path} is no results.csv of vlmrb sweep, which has the columns {', '.join(COLUMNS)}: give that file, or "
-            "the folder of a run, a sweep or a calibration"
-        ) from None
+    rows = read_rows(path, COLUMNS, foreign=_FOREIGN)
     beside = path.with_name(path.name.removesuffix(_ENDING) + "commands.txt")
     commands = _read_commands(beside) or _read_commands(path.absolute().parent.parent / "commands.txt", path)
-    cells: dict[tuple[str, str, str], list[Mapping[str, str]]] = {}
-    for number, row in enumerate(rows, 2):
-        if row["status"] not in STATUS or not row["seed"].isdigit():
-            raise ValueError(f"{path}, line {number}: seed {row['seed']!r} with status {row['status']!r} is no run")
-        cells.setdefault((row.get("config") or "", row["scheme"], row["seed"]), []).append(row)
+    cells: dict[tuple[str, str, int], list[tuple[int, Mapping[str, str]]]] = {}
+    for line, row in rows:
+        if row["status"] not in STATUS or not row["seed"].isdecimal():
+            raise damaged(path, f"line {line}: seed {row['seed']!r} with status {row['status']!r} is no run")
+        cells.setdefault((row.get("config") or "", row["scheme"], int(row["seed"])), []).append((line, row))
     return [_run(path, key, members, commands) for key, members in cells.items()]
 
 
 def _run(
-    path: Path,
-    key: tuple[str, str, str],
-    rows: Sequence[Mapping[str, str]],
-    commands: Mapping[tuple[str, int], Sequence[_Command]],
+    path: Path, key: tuple[str, str, int], lines: Lines, commands: Mapping[tuple[str, int], Sequence[_Command]]
 ) -> Run:
     config, label, seed = key
-    candidates = [one for one in commands.get((label, int(seed)), ()) if config in ("", one.config)]
+    candidates = [one for one in commands.get((label, seed), ()) if config in ("", one.config)]
     command = candidates[0] if candidates else None
-    try:
-        points = [(float(row["env_step"]), float(row["success"])) for row in rows if row["env_step"]]
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {label}, seed {seed}: {error}") from error
-    steps, success = np.array([step for step, _ in points]), np.array([value for _, value in points])
-    if (np.diff(steps) <= 0).any():
-        raise ValueError(f"{path} is damaged: {label}, seed {seed}: env_step does not increase")
-    status: Any = rows[0]["status"]
+    steps, success = read_curve(
+        path, [(line, row) for line, row in lines if row["env_step"] or row["success"]], "success"
+    )
+    status: Any = lines[0][1]["status"]
+    words = not_to_its_end(steps, None) if status == "finished" else ""
     return Run(
         path,
         config or (command.config if command else "") or _name(path),
         label,
-        int(seed),
-        status,
+        seed,
+        "damaged" if words else status,
         steps,
         success,
         np.full(len(steps), np.nan),
         command.settings() if command else {},
         int(steps[-1]) if status == "finished" and len(steps) else None,
+        last_words=words,
     )
 
 
@@ -93,6 +87,8 @@ def _name(path: Path) -> str:
 class _Command:
     """One line of a commands.txt."""
 
+    where: Path
+    line: int
     files: tuple[Path, ...]
     overrides: tuple[tuple[str, str], ...]
 
@@ -105,10 +101,13 @@ class _Command:
         settings: dict[str, Any] = {}
         for file in self.files:
             if file.is_file():
-                content = yaml.safe_load(file.read_text())
-                _merge(settings, content if isinstance(content, dict) else {})
+                _merge(settings, read_yaml(file))
         for name, value in self.overrides:
-            _set(settings, name.split("."), yaml.safe_load(value))
+            try:
+                _set(settings, name.split("."), yaml.safe_load(value))
+            except yaml.YAMLError as error:
+                raise damaged(self.where, f"line {self.line}: --{name} {value!r} is no YAML") from error
+        require_kinds(self.where, settings, KINDS)
         return settings
 
 
@@ -116,12 +115,17 @@ def _set(settings: dict[str, Any], names: Sequence[str], value: Any) -> None:
     """Sets one option; a class's arguments may be named without ``init_args``, as in ``scoring.control.kappa``."""
     found = settings
     for name in names[:-1]:
-        if not isinstance(found.get(name), dict):
-            found[name] = {}
-        found = found[name]
+        found = _section(found, name)
         if "class_path" in found and "init_args" not in names and names[-1] != "class_path":
-            found = found.setdefault("init_args", {})
+            found = _section(found, "init_args")
     found[names[-1]] = value
+
+
+def _section(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    """Returns a section to set an option in, a new one in the place of what is none."""
+    if not isinstance(settings.get(name), dict):
+        settings[name] = {}
+    return settings[name]
 
 
 def _merge(into: dict[str, Any], content: Mapping[str, Any]) -> None:
@@ -148,10 +152,13 @@ def _read_commands(path: Path, results: Path | None = None) -> dict[tuple[str, i
         results: count only what ran into this file's folder.
     """
     found: dict[tuple[str, int], list[_Command]] = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        words = shlex.split(line)
-        if words[:2] != ["vlmrb", "fit"]:
+    for number, line in enumerate(path.read_text(errors="replace").splitlines() if path.exists() else (), 1):
+        if line.split()[:2] != ["vlmrb", "fit"]:
             continue
+        try:
+            words = shlex.split(line)
+        except ValueError as error:
+            raise damaged(path, f"line {number}: {error}") from error
         files, overrides, folder = [], [], ""
         for option, value in _options(words[2:]):
             if option in ("-c", "--config"):
@@ -164,13 +171,13 @@ def _read_commands(path: Path, results: Path | None = None) -> dict[tuple[str, i
         elsewhere = results is not None and Path(folder).parent.parent.name != results.absolute().parent.name
         if match and files and not elsewhere:
             key = Path(folder).parent.name, int(match[1])
-            found.setdefault(key, []).append(_Command(tuple(files), tuple(overrides)))
+            found.setdefault(key, []).append(_Command(path, number, tuple(files), tuple(overrides)))
     return found
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yields the options of a command with their values, written ``--name value`` or ``--name=value``."""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    """Yields a command's options with their values, ``--name value`` or ``--name=value``; ``--name`` alone is true."""
+    for word, following in zip(words, [*words[1:], "--"], strict=True):
         if word.startswith("-"):
             name, given, value = word.partition("=")
-            yield name, value if given else following
+            yield name, value if given else "true" if following.startswith("--") else following

@@ -126,7 +126,8 @@ mean.</dd>
 one drawn from the baseline; a tie counts as half.</dd>
 <dt>Brackets, bands and bars</dt><dd>95 % percentile intervals of a stratified bootstrap over runs (rliable, 2,000
 resamples). With five seeds or fewer they are rather too narrow. A single run has none.</dd>
-<dt>What is in no number</dt><dd>Runs that were interrupted, failed, or are not finished. They are listed.</dd>
+<dt>What is in no number</dt><dd>Runs that were interrupted, failed, or are not finished, and those whose
+evaluations end before their budget. They are listed.</dd>
 """
 
 

@@ -2,30 +2,51 @@
 
 from __future__ import annotations
 
-import csv
-import json
+import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import yaml
-from numpy.typing import NDArray
 
 from vlmrb.experiments.children import was_interrupted
-from vlmrb.experiments.report.settings import Settings, label_of
+from vlmrb.experiments.report.files import (
+    Kinds,
+    Steps,
+    damaged,
+    number,
+    read_curve,
+    read_json,
+    read_rows,
+    read_yaml,
+    require_kinds,
+)
+from vlmrb.experiments.report.settings import KINDS, Settings, label_of
 
-Status = Literal["finished", "interrupted", "failed", "unfinished"]
-Steps = NDArray[np.float64]
+Status = Literal["finished", "interrupted", "failed", "unfinished", "damaged"]
 
 RECORD, SUMMARY, EVALUATIONS = "cell.json", "summary.json", "evaluations.csv"
+SHARE_SCORED = "scoring/share_scored"
 _NEVER_RUNS = ("checkpoints", "clips", "preflight")
 _MOVED_ASIDE = re.compile(r"\.old\d+$")
-_MEANS = ("replay/frequency_", "replay/share_", "scoring/delay_env_steps_mean")
-_MEDIANS = ("time/env_steps_per_s", "time/scoring_latency_ms_p50")
+_NONE = type(None)
+_RECORD: Kinds = {
+    **dict.fromkeys(("config", "scheme", "overlay"), (str,)),
+    **dict.fromkeys(("seed", "exit_code"), (int, _NONE)),
+}
+_SUMMARY: Kinds = {
+    **{"finished": (bool,), "env_steps": (int,), "seed": (int, _NONE), "env": (str,), "algorithm": (str,)},
+    **{"scoring": (Mapping,), "scoring.share_scored": (int, float)},
+}
+_REDUCED: dict[str, Callable[[Steps], Any]] = {
+    **dict.fromkeys(("replay/frequency_", "replay/share_", "scoring/delay_env_steps_mean"), np.mean),
+    **dict.fromkeys(("time/env_steps_per_s", "time/scoring_latency_ms_p50"), np.median),
+    SHARE_SCORED: lambda values: values[-1],
+}
+"""Beginnings of metrics' names → how a run's values become one."""
 
 
 @dataclass(frozen=True, eq=False)  # arrays do not compare
@@ -37,14 +58,15 @@ class Run:
         config: the name of its configuration, empty if no sweep has recorded it.
         label: the name of its scheme.
         seed: ``None`` if nothing says it.
-        status: as in results.csv (docs/sweeps.md).
+        status: as in results.csv (docs/sweeps.md); ``damaged``: said to have finished, without evaluations to its end.
         steps: env steps of its evaluations, ``float64[K]``, increasing.
         success: share of successful episodes at each, ``float64[K]`` in [0, 1].
         wall_s: seconds since its start at each, ``float64[K]``, NaN where they were not measured.
         settings: its configuration, empty if not known.
         budget: env steps that it was to run, ``None`` if not known.
-        metrics: from metrics.csv: means (of frequencies, shares and delays) and medians (of speeds) over training.
-        last_words: the last line that it printed, for one that has not finished.
+        metrics: from metrics.csv: means (of frequencies, shares and delays) and medians (of speeds) over training, and
+            the share of clips scored at its end.
+        last_words: of one that has not finished, the last line that it printed; of a damaged one, what is wrong.
     """
 
     source: Path
@@ -98,16 +120,22 @@ def read_run(folder: Path) -> Run:
     Raises:
         ValueError: a file in it is damaged or was written by another program.
     """
-    record, summary = read_json(folder / RECORD) or {}, read_json(folder / SUMMARY) or {}
-    settings = _settings(folder / "config.yaml")
+    record, summary, settings = _checked(folder / RECORD), _checked(folder / SUMMARY), read_yaml(folder / "config.yaml")
+    require_kinds(folder / "config.yaml", settings, KINDS)
+    if "scheme" in record and "config" not in record:
+        raise damaged(folder / RECORD, "it names no config")
     config, label = _names(record)
     if not label and not settings and re.fullmatch(r"seed_\d+", folder.name):
         config, label = folder.parent.parent.name, folder.parent.name
-    status = _status(record, summary)
     steps, success, wall_s = _evaluations(folder / EVALUATIONS)
     budget = (settings.get("training") or {}).get("total_env_steps")
-    if budget is None and status == "finished":
-        budget = summary.get("env_steps")
+    status = _status(record, summary)
+    if status == "finished":
+        budget = summary.get("env_steps") if budget is None else budget
+        words = not_to_its_end(steps, budget)
+        status = "damaged" if words else status
+    else:
+        words = _last_line(folder / "log.txt")
     return Run(
         folder,
         config,
@@ -119,9 +147,33 @@ def read_run(folder: Path) -> Run:
         wall_s,
         settings or _from_summary(summary),
         None if budget is None else int(budget),
-        _metrics(folder / "metrics.csv"),
-        "" if status == "finished" else _last_line(folder / "log.txt"),
+        _metrics(folder / "metrics.csv", summary),
+        words,
     )
+
+
+def _checked(path: Path) -> dict[str, Any]:
+    content = read_json(path) or {}
+    require_kinds(path, content, _RECORD if path.name == RECORD else _SUMMARY)
+    return content
+
+
+def not_to_its_end(steps: Steps, budget: float | None) -> str:
+    """Says what a run that is said to have finished lacks: its last evaluation is one at its budget or beyond.
+
+    Args:
+        steps: env steps of its evaluations, ``float64[K]``.
+        budget: env steps that it was to run, ``None`` if not known.
+
+    Returns:
+        A sentence, empty if it lacks nothing.
+    """
+    if not len(steps):
+        return "it says finished, but holds no evaluation"
+    if steps[-1] < (budget or 1):
+        of = "" if budget is None else f" of {budget:,}"
+        return f"it says finished, but its evaluations end at {steps[-1]:,.0f}{of} env steps"
+    return ""
 
 
 def _names(record: Mapping[str, Any]) -> tuple[str, str]:
@@ -149,16 +201,6 @@ def _status(record: Mapping[str, Any], summary: Mapping[str, Any]) -> Status:
     return "interrupted" if was_interrupted(exit_code) else "failed"
 
 
-def _settings(path: Path) -> Settings:
-    if not path.exists():
-        return {}
-    try:
-        content = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no YAML: repair it, or leave {path.parent} out of the report") from error
-    return content if isinstance(content, dict) else {}
-
-
 def _from_summary(summary: Mapping[str, Any]) -> Settings:
     """Returns what a summary says of the settings, for a folder that holds no config.yaml."""
     names = {"env": ("env", "id"), "algorithm": ("model", "class_path")}
@@ -166,54 +208,26 @@ def _from_summary(summary: Mapping[str, Any]) -> Settings:
 
 
 def _evaluations(path: Path) -> tuple[Steps, Steps, Steps]:
-    rows = read_rows(path, ("env_step", "eval/success")) if path.exists() else []
-    try:
-        columns = [[float(row[name]) for row in rows] for name in ("env_step", "eval/success")]
-        wall_s = [float(row.get("time/wall_s") or "nan") for row in rows]
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged ({error}): leave {path.parent} out of the report") from error
-    steps, success = np.array(columns[0]), np.array(columns[1])
-    if (np.diff(steps) <= 0).any():
-        raise ValueError(f"{path} is damaged (env_step does not increase): leave {path.parent} out of the report")
-    return steps, success, np.array(wall_s)
+    lines = read_rows(path, ("env_step", "eval/success"), growing=True) if path.exists() else []
+    steps, success = read_curve(path, lines, "eval/success")
+    wall_s = [number(path, line, row, "time/wall_s") if row.get("time/wall_s") else math.nan for line, row in lines]
+    for (line, _), seconds in zip(lines, wall_s, strict=True):
+        if seconds < 0 or math.isinf(seconds):
+            raise damaged(path, f"line {line}: time/wall_s is {seconds:g}")
+    return steps, success, np.array(wall_s, np.float64)
 
 
-def _metrics(path: Path) -> dict[str, float]:
-    if not path.exists():
-        return {}
-    rows = read_rows(path, ("step",))
+def _metrics(path: Path, summary: Mapping[str, Any]) -> dict[str, float]:
+    lines = read_rows(path, ("step",), growing=True) if path.exists() else []
     found = {}
-    for name in rows[0] if rows else ():
-        if name.startswith((*_MEANS, *_MEDIANS)):
-            values = np.array([float(row[name]) for row in rows if row[name]])
-            if values.size:
-                found[name] = float(values.mean() if name.startswith(_MEANS) else np.median(values))
-    return found
-
-
-def read_rows(path: Path, required: tuple[str, ...]) -> list[dict[str, str]]:
-    """Returns a CSV's rows; not the last one if it has no end yet, as of a run that is writing it or was killed.
-
-    Raises:
-        ValueError: it lacks a required column.
-    """
-    lines = path.read_text(errors="replace").splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        lines.pop()
-    reader = csv.DictReader(lines)
-    lacking = [name for name in required if name not in (reader.fieldnames or ())]
-    if lacking:
-        raise ValueError(f"{path} was not written by vlmrb: it lacks the columns {', '.join(lacking)}; leave it out")
-    return list(reader)
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Returns a file's content, ``None`` if there is none or a killed process left a part of it."""
-    try:
-        content = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
+    for name in lines[0][1] if lines else ():
+        reduced = next((reduce for beginning, reduce in _REDUCED.items() if name.startswith(beginning)), None)
+        if reduced is not None:
+            values = np.array([number(path, line, row, name) for line, row in lines if row[name]])
+            if len(values := values[np.isfinite(values)]):
+                found[name] = float(reduced(values))
+    told = (summary.get("scoring") or {}).get("share_scored")
+    return found if told is None else {**found, SHARE_SCORED: float(told)}
 
 
 def _last_line(path: Path) -> str:

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from vlmrb.callbacks.config import EvaluationConfig
 from vlmrb.envs.config import EnvConfig
-from vlmrb.replay.config import ReplayConfig
+from vlmrb.experiments.report.files import Kinds
+from vlmrb.replay.config import ReplayConfig, VLMConfig
 
 Settings = Mapping[str, Any]
 """A configuration as nested mappings, empty where it is not known."""
@@ -21,7 +22,20 @@ _IDLE = (
     *("scoring.cache", "scoring.preflight", "scoring.timeout_s", "scoring.startup_timeout_s", "scoring.backoff_s"),
     "evaluation.video_every_n_env_steps",
 )
-_DEFAULTS = {"env": EnvConfig, "replay": ReplayConfig, "evaluation": EvaluationConfig}
+_DEFAULTS = {"env": EnvConfig, "replay": ReplayConfig, "replay.vlm": VLMConfig, "evaluation": EvaluationConfig}
+
+_NONE = type(None)
+_CLASSES = ("model", "scoring.scorer", "scoring.control")
+KINDS: Kinds = {
+    **dict.fromkeys(("env", "training", "replay", "scoring", "evaluation", "replay.vlm"), (Mapping, _NONE)),
+    **dict.fromkeys(_CLASSES, (Mapping, str, _NONE)),
+    **{f"{name}.class_path": (str,) for name in _CLASSES},
+    **{f"{name}.init_args": (Mapping, _NONE) for name in _CLASSES},
+    **dict.fromkeys(("env.id", "scoring.scorer.init_args.model"), (str,)),
+    **dict.fromkeys(("training.total_env_steps", "replay.lam_max", "scoring.control.init_args.kappa"), (int, float)),
+    **{"replay.vlm.threshold": (int, float, _NONE), "env.actions": (list, _NONE)},
+}
+"""Of the settings that a report looks into: what each of them can be."""
 
 # Sections of `replay` that are no scheme, and those that act however small λ is.
 _NO_SCHEME = ("importance_weights",)
@@ -88,8 +102,13 @@ def scorer_of(scoring: Any) -> ScorerName:
     scorer = scoring["scorer"]
     if scorer is None:
         return ScorerName("no scorer", "none")
-    path, arguments = (scorer, {}) if isinstance(scorer, str) else (scorer["class_path"], scorer.get("init_args") or {})
-    return named_scorer(path, str(arguments.get("model", "")))
+    path, arguments = _class_of(scorer)
+    return named_scorer(path, str(arguments.get("model", ""))) if path else ScorerName("scorer not recorded", "unknown")
+
+
+def _class_of(value: str | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Returns a class's path and its arguments; the path is empty if only arguments are known."""
+    return (value, {}) if isinstance(value, str) else (value.get("class_path", ""), value.get("init_args") or {})
 
 
 def named_scorer(class_path: str, model: str = "") -> ScorerName:
@@ -130,7 +149,7 @@ def get(settings: Settings, key: str) -> Any:
 
 
 def _default(key: str) -> Any:
-    section, _, name = key.partition(".")
+    section, _, name = key.rpartition(".")
     for field in fields(_DEFAULTS[section]) if section in _DEFAULTS else ():
         if field.name == name and field.default is not MISSING:
             return field.default
@@ -151,7 +170,7 @@ def scheme_kind(settings: Settings) -> str:
     replay = settings.get("replay")
     if not isinstance(replay, Mapping):
         return ""
-    on = sorted(name for name, value in replay.items() if isinstance(value, Mapping) and name not in _NO_SCHEME)
+    on = sorted(str(name) for name, value in replay.items() if isinstance(value, Mapping) and name not in _NO_SCHEME)
     if replay.get("lam_max", 0.5) == 0:
         on = [name for name in on if name in _ACT_ALWAYS]
     names = {(): "uniform", ("td",): "per", ("vlm",): "vlm", ("td", "vlm"): "vlm_td"}
@@ -163,9 +182,9 @@ def control_of(settings: Settings) -> tuple[str, float | None]:
     control = get(settings, "scoring.control") if settings else None
     if control is None:
         return "", None
-    path, arguments = (control, {}) if isinstance(control, str) else (control["class_path"], control.get("init_args"))
-    name = path.rpartition(".")[2].lower()
-    return name, float((arguments or {}).get("kappa", 0.1)) if name == "corrupted" else None
+    path, arguments = _class_of(control)
+    name = path.rpartition(".")[2].lower() or "unknown"
+    return name, float(arguments.get("kappa", 0.1)) if name == "corrupted" else None
 
 
 def label_of(settings: Settings) -> str:

@@ -102,11 +102,10 @@ def together_table(tasks: Sequence[Task]) -> Table | None:
     ]
     rows = [Row(_together(label, shared)) for label in labels]
     names = "; ".join(task.title for task in shared)
-    lead = (
-        f"What {names} have in common. Tasks count equally in means; an IQM is the mean of the middle half of all runs."
-    )
+    lead = "Tasks count equally in means; an IQM is the mean of the middle half of all runs."
     left = [task.title for task in tasks if task not in shared]
-    notes = [f"Not in these numbers, as they share fewer schemes: {'; '.join(left)}."] if left else []
+    notes = [f"What these have in common: {names}."]
+    notes += [f"Not in these numbers, as they share fewer schemes: {'; '.join(left)}."] if left else []
     return Table("together", "All tasks together", columns, rows, lead, notes)
 
 
@@ -155,7 +154,7 @@ def runs_table(tasks: Sequence[Task]) -> Table:
         for arm in task.arms:
             for run in (*arm.others, *arm.runs):
                 evaluated = bool(len(run.steps))
-                final = float(run.success[-3:].mean()) if run.finished and evaluated else math.nan
+                final = float(run.success[-3:].mean()) if run.finished else math.nan
                 cells: dict[str, Cell] = {"task": task.name, "scheme": arm.label, "status": run.status}
                 cells |= {"seed": "–" if run.seed is None else str(run.seed), "source": str(run.source)}
                 cells |= {"env_steps": Number(float(run.steps[-1])) if evaluated else None, "final": Number(final)}

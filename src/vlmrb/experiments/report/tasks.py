@@ -37,7 +37,7 @@ class Arm:
     Attributes:
         label: its name.
         runs: those that have finished, by seed; the only ones in any number.
-        others: those that have not.
+        others: those that have not, and damaged ones.
     """
 
     label: str
@@ -206,10 +206,10 @@ def gather(runs: Sequence[Run]) -> tuple[list[Task], list[tuple[Run, str]]]:
         _require_one_budget(name, members)
         arms = []
         for label in sorted(schemes, key=_order):
+            _require_same_settings(name, label, schemes[label])
             kept, repeated = _by_seed(schemes[label])
             left_out += [(run, f"seed {run.seed} of {label} is taken from {other.source}") for run, other in repeated]
-            _require_same_settings(name, label, kept)
-            finished = tuple(run for run in kept if run.finished and len(run.steps))
+            finished = tuple(run for run in kept if run.finished)
             arms.append(Arm(label, finished, tuple(run for run in kept if run not in finished)))
         built.append(Task(name, tuple(arms)))
     kinds = [(task.env, task.algorithm) for task in built]
@@ -229,12 +229,20 @@ def _by_seed(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, Run]]]:
     kept: dict[Any, Run] = {}
     repeated = []
     for run in sorted(runs, key=lambda run: not run.finished):
-        key = run.source if run.seed is None else run.seed
-        if key in kept:
-            repeated.append((run, kept[key]))
+        if _which(run) in kept:
+            repeated.append((run, kept[_which(run)]))
         else:
-            kept[key] = run
-    return sorted(kept.values(), key=lambda run: (run.seed is None, run.seed or 0, str(run.source))), repeated
+            kept[_which(run)] = run
+    return sorted(kept.values(), key=_place), repeated
+
+
+def _which(run: Run) -> Any:
+    """Returns what two runs of one scheme share if they are the same one run twice."""
+    return run.source if run.seed is None else run.seed
+
+
+def _place(run: Run) -> tuple[bool, int, str]:
+    return run.seed is None, run.seed or 0, str(run.source)
 
 
 def _require_one_budget(name: str, runs: Sequence[Run]) -> None:
@@ -256,10 +264,11 @@ def _require_same_settings(name: str, label: str, runs: Sequence[Run]) -> None:
     for run in known[1:]:
         found = differences(known[0].settings, run.settings)
         if found:
-            key, (one, other) = next(iter(found.items()))
+            key, values = next(iter(found.items()))
+            one, other = (json.dumps(value, default=str) for value in values)
             raise ValueError(
-                f"{name}, scheme {label}: {known[0].source} and {run.source} differ in {key} ({json.dumps(one)} and "
-                f"{json.dumps(other)}): give them labels of their own in the sweep, or report them apart"
+                f"{name}, scheme {label}: {known[0].source} and {run.source} differ in {key} ({one} and {other}): give "
+                "them labels of their own in the sweep, or report them apart"
             )
 
 
@@ -283,5 +292,5 @@ def common_schemes(tasks: Sequence[Task]) -> tuple[list[str], list[Task]]:
 
 def pooled(arms: Sequence[Arm]) -> Arm:
     """Returns arms of the same settings as one; a seed that several have run counts once."""
-    runs: Mapping[Any, Run] = {run.seed: run for arm in reversed(arms) for run in arm.runs}
-    return Arm(arms[0].label, tuple(runs[seed] for seed in sorted(runs)), arms[0].others)
+    runs: Mapping[Any, Run] = {_which(run): run for arm in reversed(arms) for run in arm.runs}
+    return Arm(arms[0].label, tuple(sorted(runs.values(), key=_place)), arms[0].others)
