@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from finished_cells import make_cell
 from signalled import left_running, run_until
-from test_run import LONG, OFTEN, UNIFORM, write_study
+from test_run import LONG, OFTEN, UNIFORM, unreadable_episodes, write_study
 
-from vlmrb.experiments.ray_pool import RayPool, require_answer, run_cell
+from vlmrb.experiments.ray_pool import RayPool, import_ray, require_answer, run_cell
 
 ONE = {"num_cpus": 1.0, "num_gpus": 0.0}
 
@@ -25,6 +25,15 @@ def test_missing_ray_is_one_line_that_says_what_to_install(monkeypatch: pytest.M
         RayPool("x:1", 1, ONE),
     ):
         pass
+
+
+def test_ray_that_does_not_load_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise OSError("libray.so: cannot open shared object file")
+
+    monkeypatch.setattr("importlib.import_module", fail)
+    with pytest.raises(RuntimeError, match=r"^Ray cannot be loaded \(libray.so: .*install it anew"):
+        import_ray()
 
 
 def test_node_without_the_sweeps_folder_says_so(tmp_path: Path) -> None:
@@ -112,7 +121,7 @@ def test_run_whose_worker_is_killed_goes_on_with_another(tmp_path: Path, cluster
 
 @pytest.mark.slow
 def test_sigterm_ends_runs_on_ray_saved_and_another_sweep_goes_on(tmp_path: Path, cluster: str) -> None:
-    schemes = {"uniform": str(UNIFORM), "bad": [str(UNIFORM), "--prefill nowhere"]}
+    schemes = {"uniform": str(UNIFORM), "bad": [str(UNIFORM), unreadable_episodes(tmp_path)]}
     study, out = write_study(tmp_path, LONG, schemes=schemes, seeds="0-1", overrides=OFTEN, jobs=3)
     good = [out / "base" / "uniform" / f"seed_{seed}" for seed in (0, 1)]
     command = ["sweep", str(study), "--ray", cluster]
@@ -125,7 +134,7 @@ def test_sigterm_ends_runs_on_ray_saved_and_another_sweep_goes_on(tmp_path: Path
     assert left_running(str(tmp_path)) == []
     exit_code, printed = run_until(command, lambda: True, [])
     assert exit_code == 1, printed
-    assert "bad seed 0: FAILED (exit code 1): vlmrb fit: error: --prefill nowhere" in printed
+    assert f"bad seed 0: FAILED (exit code 1): vlmrb fit: error: --prefill {tmp_path}/nowhere" in printed
     assert "resuming" in (good[1] / "log.txt").read_text()
     assert all(json.loads((folder / "summary.json").read_text())["finished"] for folder in good)
 

@@ -2,14 +2,20 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from finished_cells import make_cell, train
 from signalled import left_running, run_until
 
 from vlmrb.cli import main
+from vlmrb.experiments import board
 from vlmrb.experiments.cells import Cell
 from vlmrb.experiments.results import curve_of
 from vlmrb.experiments.study import read_study
@@ -68,6 +74,10 @@ def test_overlays_of_one_name_are_refused_since_they_would_share_folders(
         (["studies/none.yaml", "--overlays", "x.yaml"], "--overlays belongs to --base"),
         (["--base", "none.yaml", "--overlays", "x.yaml"], "overlay x.yaml does not exist"),
         (["--base", "none.yaml"], "schemes: name at least one"),
+        (["--base", "none.yaml", "--out", ""], "--out is empty: name a folder"),
+        (["studies/none.yaml", "--ray_timeout_s", "-1"], "--ray_timeout_s -1 must be above 0"),
+        (["studies/none.yaml", "--ray_timeout_s", "1e9"], "--ray_timeout_s 1e+09 must be above 0, and at most 86400"),
+        (["--base", "none.yaml", "--overrides", '["--env.id \'x"]'], "cannot be read: No closing quotation"),
     ],
 )
 def test_unclear_command_is_one_line(command: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,6 +115,75 @@ def test_two_sweeps_into_one_folder_are_refused(tmp_path: Path, capsys: pytest.C
     assert f"--out {tmp_path}/sweep is in use by another run" in capsys.readouterr().err
 
 
+def test_sweep_that_another_one_overtook_sees_what_that_has_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell, other = make_cell(tmp_path / "sweep"), make_cell(tmp_path / "sweep", overrides=["--training.gamma", "0.9"])
+    command = sweep_command(cell, "--seeds", "0", "--out", str(tmp_path / "sweep"))
+    monkeypatch.setattr("vlmrb.experiments.run.budgets", lambda cells: train(cell, [0.0, 1.0, 1.0]) or {})
+    assert main(command) == 0
+    assert "1 run, 1 already finished" in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "sweep")
+    monkeypatch.setattr("vlmrb.experiments.run.budgets", lambda cells: train(other, [0.0, 1.0, 1.0]) or {})
+    assert main(command) == 1
+    assert f"{cell.folder} was run with --overrides" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("out", ["file", "file/below"])
+def test_folder_that_is_a_file_is_refused_at_once(tmp_path: Path, out: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    cell = make_cell(tmp_path / "sweep")
+    assert main(sweep_command(cell, "--out", str(tmp_path / out), "--dry_run", "true")) == 1
+    assert f"--out {tmp_path}/{out}: {tmp_path}/file is a file: choose another folder" in capsys.readouterr().err
+
+
+def test_damaged_run_is_listed_and_decides_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cells = [make_cell(tmp_path / "sweep", scheme) for scheme in ("uniform", "vlm")]
+    for cell in cells:
+        train(cell, [0.0, 1.0, 1.0], scoring={"share_scored": 0.25})
+    (cells[1].folder / "evaluations.csv").write_text("env_step,eval/success\n0,0.0\n100\n")
+    assert main(sweep_command(cells[0], "--seeds", "0", "--out", str(tmp_path / "sweep"))) == 1
+    printed = capsys.readouterr().out
+    assert "uniform  1 of 1" in printed
+    assert "vlm      0 of 1" in printed
+    assert f"\n{cells[1].folder}/evaluations.csv is damaged: line 3" in printed
+    assert "\nbase uniform seed 0: only 25.0% of the clips scored" in printed
+
+
+FIRST = "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.05)"
+SECOND = """
+import pathlib, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+pathlib.Path(sys.argv[1]).touch()
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(("where", "fails"), [(Cell, "record_end"), (board, "_outcome")])
+def test_runs_are_asked_to_save_when_the_sweep_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, where: Any, fails: str
+) -> None:
+    cell = make_cell(tmp_path / "sweep")
+
+    def start(arguments: list[str], output: object) -> subprocess.Popen[bytes]:
+        program = SECOND if children else FIRST
+        children.append(subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "ready")]))
+        return children[-1]
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    children: list[subprocess.Popen[bytes]] = []
+    monkeypatch.setattr("vlmrb.experiments.children.start_child", start)
+    monkeypatch.setattr(where, fails, full)
+    monkeypatch.setattr("vlmrb.experiments.run.budgets", lambda cells: {})
+    assert main(sweep_command(cell, "--seeds", "0-1", "--jobs", "2", "--out", str(tmp_path / "sweep"))) == 1
+    said = capsys.readouterr()
+    assert "asking all runs to save and exit, as this failed: " in said.out
+    assert "No space left on device" in said.err
+    assert [child.poll() for child in children] == [0, 143]
+
+
 def test_folder_of_the_first_version_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cell = make_cell(tmp_path / "sweep")
     old = tmp_path / "sweep" / "uniform" / "seed_0"
@@ -136,9 +215,16 @@ def write_study(tmp_path: Path, base: str = BASE, **settings: object) -> tuple[P
     return tmp_path / "study.yaml", out
 
 
+def unreadable_episodes(tmp_path: Path) -> str:
+    """Returns an option that no check of settings refuses, and with which a run fails."""
+    (tmp_path / "nowhere").mkdir()
+    (tmp_path / "nowhere" / "episode-0.npz").touch()
+    return f"--prefill {tmp_path}/nowhere"
+
+
 @pytest.mark.slow
 def test_study_runs_every_cell_once_and_reports_each_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    schemes = {"uniform": str(UNIFORM), "bad": [str(UNIFORM), "--prefill nowhere"]}
+    schemes = {"uniform": str(UNIFORM), "bad": [str(UNIFORM), unreadable_episodes(tmp_path)]}
     study, out = write_study(tmp_path, schemes=schemes, seeds="0-1")
     assert main(["sweep", str(study)]) == 1  # two of the four cells cannot work
     with (out / "base" / "results.csv").open() as file:
@@ -177,6 +263,8 @@ def test_settings_that_fit_refuses_are_refused_before_anything_runs(
         "uniform": str(UNIFORM),
         "bad": [str(UNIFORM), "--model.learning_rat 1"],
         "too": "--model.learning_rat 1",
+        "cut": [str(UNIFORM), "--trainer.max_steps 5"],
+        "no": [str(UNIFORM), "--prefill /nope"],
     }
     study, out = write_study(tmp_path, schemes=schemes)
     assert main(["sweep", str(study)]) == 1
@@ -184,6 +272,8 @@ def test_settings_that_fit_refuses_are_refused_before_anything_runs(
     assert "nothing was started: " in error
     assert "learning_rat" in error
     assert "(scheme bad on base, too on base)" in error
+    assert "trainer.max_steps=5 has no place in a study" in error
+    assert "--prefill /nope: neither a run with" in error
     assert error.count("\n") == 1
     assert not out.exists()
 
@@ -194,6 +284,21 @@ def test_dry_run_prints_the_commands_and_runs_nothing(tmp_path: Path, capsys: py
     assert main(["sweep", str(study), "--dry_run", "true"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.startswith(f"vlmrb fit -c {tmp_path}/base.yaml -c {UNIFORM}") for line in lines] == [True, True]
+    assert not out.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_signal_during_the_check_of_settings_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+    study, out = write_study(tmp_path)
+    mark = "vlmrb.experiments.soundness"
+    before = len(left_running(mark))
+    exit_code, printed = run_until(["sweep", str(study)], lambda: len(left_running(mark)) > before, [number])
+    assert exit_code == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}[number], printed
+    deadline = time.monotonic() + 30
+    while len(left_running(mark)) > before:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     assert not out.exists()
 
 

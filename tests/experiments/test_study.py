@@ -100,11 +100,27 @@ def test_written_study_reads_back() -> None:
         (("uniform:", "1:"), "schemes: expected text, got 1; put it in quotes"),
         (("seeds: 0-1", "seeds: all"), "seeds='all'"),
         (("seeds: 0-1", "seeds: []"), "seeds: name at least one"),
+        (("seeds: 0-1", "seeds: 0-40000000"), "these are 40,000,001 seeds, and a study has at most 10,000"),
+        (("seeds: 0-1", "seeds: 4294967296"), "seeds go from 0 to 4294967295"),
+        (("name: mine", "name: ../../etc"), "name '../../etc': it names a folder"),
+        (("vlm:", "results.csv:"), "schemes: results.csv cannot name a folder"),
+        (("vlm:", "Table.csv:"), "schemes: Table.csv cannot name a folder"),
+        (("vlm:", "curves.png:"), "schemes: curves.png cannot name a folder"),
+        (("large.yaml", "study.yaml.yaml"), "configs: study.yaml cannot name a folder"),
+        (("large.yaml", "..yaml"), "configs: . cannot name a folder"),
         (("jobs: 3", "jobs: many"), "jobs='many'"),
         (("jobs: 3", "jobs: 0"), "jobs=0 must be at least 1"),
         (("num_gpus: 0.25", "num_gpu: 1"), "expected numbers for num_cpus, num_gpus"),
         (("num_gpus: 0.25", "num_gpus: -1"), "resources.num_gpus=-1"),
         (("num_gpus: 0.25", "num_cpus: 0"), "resources.num_cpus must be above 0"),
+        (("num_gpus: 0.25", "num_cpus: 1.0e-320"), "must be at least 0.0001"),
+        (("num_gpus: 0.25", "num_cpus: .inf"), "resources.num_cpus=inf must be a number from 0 to 1,000,000"),
+        (("num_gpus: 0.25", "num_gpus: .nan"), "resources.num_gpus=nan must be a number"),
+        (
+            ("--replay.lam_max 0.25", '"--env.id \'x"'),
+            'scheme vlm: "--env.id \'x" cannot be read: No closing quotation',
+        ),
+        (("--training.gamma 0.9", "--env.id 'x"), 'overrides: "--env.id \'x" cannot be read: No closing quotation'),
         (("--replay.lam_max 0.25", "--run_dir x"), "scheme vlm: --run_dir has no place here"),
         (("--replay.lam_max 0.25", "-c x.yaml"), "scheme vlm: -c has no place here: name overlays by their paths"),
         (("--training.gamma 0.9", "--seed_everything=3"), "overrides: --seed_everything has no place here"),
@@ -140,13 +156,16 @@ def test_missing_study_is_named_with_what_there_is() -> None:
         (" 2, 7", (2, 7)),
         ("1,0-1", (1, 0)),
         ([0, 2], (0, 2)),
+        ("4294967295", (2**32 - 1,)),
     ],
 )
 def test_seeds_are_ranges_and_lists(value: object, seeds: tuple[int, ...]) -> None:
     assert parse_seeds(value) == seeds
 
 
-@pytest.mark.parametrize("value", ["", "a", "1-", "-3", "5-3", None, -1, [-1], 0.5, {"a": 1}])
+@pytest.mark.parametrize(
+    "value", ["", "a", "1-", "-3", "5-3", None, -1, [-1], 0.5, {"a": 1}, "9" * 5000, "0-" + "9" * 5000]
+)
 def test_unreadable_seeds_are_named(value: object) -> None:
     with pytest.raises(ValueError, match="seeds="):
         parse_seeds(value)
@@ -154,5 +173,5 @@ def test_unreadable_seeds_are_named(value: object) -> None:
 
 def test_options_may_be_given_with_their_values_or_apart() -> None:
     apart = ["--replay.lam_max", "0.5", "--env.actions", "[0, 1]"]
-    assert as_arguments(apart) == tuple(apart)
-    assert as_arguments(["--replay.lam_max 0.5", "--env.actions '[0, 1]'"]) == tuple(apart)
+    assert as_arguments(apart, "overrides") == tuple(apart)
+    assert as_arguments(["--replay.lam_max 0.5", "--env.actions '[0, 1]'"], "overrides") == tuple(apart)

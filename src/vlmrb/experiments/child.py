@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     from vlmrb.cli import main as vlmrb
 
     parent, *command = arguments
-    threading.Thread(target=_stop_with, args=(int(parent),), name="parent-watch", daemon=True).start()
+    stop_with(int(parent))
     if "--run_dir" in command:
         wait_until_free(Path(command[command.index("--run_dir") + 1]))
     sys.argv = ["vlmrb", *command]  # what a run writes down as its command
@@ -52,10 +52,19 @@ def wait_until_free(folder: Path, patience_s: float = PATIENCE_S) -> None:
             time.sleep(0.5)
 
 
-def _stop_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(PARENT_CHECK_S)
-    os.kill(os.getpid(), signal.SIGTERM)
+def stop_with(parent: int) -> None:
+    """Has this process get a SIGTERM when its parent is gone, within a second.
+
+    Args:
+        parent: process id of the parent as it was when it started this process.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_CHECK_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -82,9 +82,9 @@ class Children(Interruptible):
         self._running: list[subprocess.Popen[bytes]] = []
         self._told: set[int] = set()
 
-    def __exit__(self, kind: type[BaseException] | None = None, *error: object) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
-            if kind is None or issubclass(kind, Exception):
+            if error[1] is None or isinstance(error[1], Exception):
                 self.stop()
                 while self.wait():
                     pass
@@ -92,7 +92,7 @@ class Children(Interruptible):
             for child in self._running:
                 child.kill()
                 child.wait()
-            super().__exit__(kind, *error)
+            super().__exit__(*error)
 
     def __len__(self) -> int:
         return len(self._running)

@@ -167,12 +167,14 @@ def import_ray() -> Any:
     """Returns the package ``ray``.
 
     Raises:
-        RuntimeError: it is not installed.
+        RuntimeError: it is not installed, or cannot be loaded.
     """
     try:
         return importlib.import_module("ray")
     except ImportError as error:
         raise RuntimeError(f"Ray is not installed ({error}): pip install 'vlmrb[ray]', or leave --ray out") from error
+    except OSError as error:  # a library that does not fit this machine
+        raise RuntimeError(f"Ray cannot be loaded ({error}): install it anew, or leave --ray out") from error
 
 
 def connect(address: str, num_cpus: float | None = None) -> None:

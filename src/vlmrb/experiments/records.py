@@ -20,7 +20,7 @@ _RECORD_FIELDS: dict[str, type | tuple[type, ...]] = {
     "exit_code": (int, type(None)),
 }
 _SETTINGS_FIELDS = {"config": str, "scheme": list, "overrides": list}
-_SUMMARY_FIELDS = {
+_SUMMARY_FIELDS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("success", "best_success", "env_steps", "wall_s"), (int, float)),
     **dict.fromkeys(("env", "algorithm"), str),
     "env_steps_to": dict,

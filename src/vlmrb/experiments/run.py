@@ -12,17 +12,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlmrb.experiments.board import Board
+from vlmrb.experiments.board import Board, hardly_scored
 from vlmrb.experiments.cells import Cell, Scheme, recorded_cells, require_same_settings
+from vlmrb.experiments.children import exit_on_sigterm
 from vlmrb.experiments.pools import LocalPool, Pool
 from vlmrb.experiments.ray_pool import RayPool
 from vlmrb.experiments.results import write_results
 from vlmrb.experiments.soundness import budgets
-from vlmrb.experiments.study import Study, as_arguments, parse_seeds, read_study
+from vlmrb.experiments.study import LABEL, Study, as_arguments, parse_seeds, read_study
 from vlmrb.locks import lock_folder
 
 log = logging.getLogger("vlmrb")
 POLL_S = 0.5  # between two looks at the clock of the board
+LONGEST_S = 86_400.0  # that a Ray cluster may take to answer
 LAST_WORDS = 12  # lines of a failed run's log
 
 
@@ -55,6 +57,10 @@ def sweep(
         ray_timeout_s: seconds within which that address has to answer.
         dry_run: check everything, print the commands, and run nothing.
     """
+    if out == "":
+        raise ValueError("--out is empty: name a folder")
+    if not 0 < ray_timeout_s <= LONGEST_S:
+        raise ValueError(f"--ray_timeout_s {ray_timeout_s:g} must be above 0, and at most {LONGEST_S:g}")
     if (study is None) == (base is None):
         raise ValueError("name either a study file, as in `vlmrb sweep studies/small_schemes.yaml`, or --base")
     if study is not None:
@@ -63,15 +69,16 @@ def sweep(
         plan = read_study(study, seeds=seeds, out=out, jobs=jobs, overrides=overrides)
     else:
         plan = Study(
-            name=Path(base or "").stem,
+            name=Path(base or "").stem if LABEL.fullmatch(Path(base or "").stem) else "sweep",
             configs=(Path(base or ""),),
             schemes=tuple(Scheme(Path(overlay).stem, (overlay,)) for overlay in overlays),
             seeds=parse_seeds("0-4" if seeds is None else seeds),
             out=Path(out or "runs/sweep"),
-            overrides=as_arguments(overrides),
+            overrides=as_arguments(overrides, "--overrides"),
             jobs=jobs,
         )
-    return run(plan, ray, ray_timeout_s, dry_run)
+    with exit_on_sigterm():
+        return run(plan, ray, ray_timeout_s, dry_run)
 
 
 def run(study: Study, ray: str | None = None, ray_timeout_s: float = 30.0, dry_run: bool = False) -> int:
@@ -91,8 +98,7 @@ def run(study: Study, ray: str | None = None, ray_timeout_s: float = 30.0, dry_r
         RuntimeError: the folder is in use, or Ray cannot be.
     """
     cells, folder = study.cells(), study.out
-    require_same_settings(cells, folder)
-    todo = [cell for cell in cells if not cell.finished]
+    todo = _left(cells, folder)
     if todo:
         log.info("sweep: checking the settings of %s", study.name)
     env_steps = budgets(todo) if todo else {}
@@ -101,6 +107,7 @@ def run(study: Study, ray: str | None = None, ray_timeout_s: float = 30.0, dry_r
         print(f"{len(cells)} runs, {len(cells) - len(todo)} already finished; all settings are sound", file=sys.stderr)
         return 0
     with lock_folder(folder, "--out "):
+        todo = _left(cells, folder)  # another sweep may have been here until now
         commands = [shlex.join(cell.command) for cell in _in_order(cells, recorded_cells(folder))]
         (folder / "commands.txt").write_text("\n".join([shlex.join(["vlmrb", *sys.argv[1:]]), "", *commands, ""]))
         (folder / "study.yaml").write_text(study.to_yaml())
@@ -114,36 +121,64 @@ def run(study: Study, ray: str | None = None, ray_timeout_s: float = 30.0, dry_r
                 _run_all(todo, pool, board)
         else:
             print(f"{len(cells)} run{'s' if len(cells) > 1 else ''}, {len(cells)} already finished")
-        _write_all(cells, folder)
+        damages = _write_all(cells, folder)
         _report_failures(todo)
+    for damage in damages:
+        print(f"\n{damage}. That run is in no result; mend the file, or remove its folder to run it again")
     if pool.exit_code:
         print("\ninterrupted; repeat the command to go on")
         return pool.exit_code
-    return 0 if all(cell.finished for cell in cells) else 1
+    return 0 if all(cell.finished for cell in cells) and not damages else 1
+
+
+def _left(cells: Sequence[Cell], folder: Path) -> list[Cell]:
+    """Returns the cells that have not finished yet.
+
+    Raises:
+        ValueError: the study's folder cannot be one, or holds something else.
+    """
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise ValueError(f"--out {folder}: {there} is a file: choose another folder")
+    require_same_settings(cells, folder)
+    return [cell for cell in cells if not cell.finished]
 
 
 def _run_all(todo: Sequence[Cell], pool: Pool, board: Board) -> None:
     """Runs cells, as many at a time as there is room for; starts no more when told to stop."""
     waiting, running = list(todo), 0
-    while running or (waiting and not pool.exit_code):
-        while waiting and running < pool.jobs and not pool.exit_code:
-            cell = waiting.pop(0)
-            pool.launch(cell)
-            board.started(cell)
-            running += 1
-        for cell, begun in pool.ended(POLL_S):
-            board.ended(cell, begun)
-            running -= 1
-        board.refresh(pool.jobs)
+    try:
+        while running or (waiting and not pool.exit_code):
+            while waiting and running < pool.jobs and not pool.exit_code:
+                cell = waiting.pop(0)
+                pool.launch(cell)
+                board.started(cell)
+                running += 1
+            for cell, begun in pool.ended(POLL_S):
+                board.ended(cell, begun)
+                running -= 1
+            board.refresh(pool.jobs)
+    except Exception as error:
+        board.say(f"asking all runs to save and exit, as this failed: {error}")
+        raise
 
 
-def _write_all(cells: Sequence[Cell], folder: Path) -> None:
-    """Writes the results of each configuration into its folder, runs of earlier sweeps included."""
+def _write_all(cells: Sequence[Cell], folder: Path) -> list[str]:
+    """Writes the results of each configuration into its folder, runs of earlier sweeps included.
+
+    Returns:
+        What is wrong with damaged runs.
+    """
     recorded = recorded_cells(folder)
     started = {cell.folder for cell in recorded}
     present = [cell for cell in _in_order(cells, recorded) if cell.folder in started]
+    damages = []
     for config in dict.fromkeys(cell.config.stem for cell in present):
-        write_results([cell for cell in present if cell.config.stem == config], folder / config)
+        damages += write_results([cell for cell in present if cell.config.stem == config], folder / config)
+    for cell in present:
+        if cell.finished and (warning := hardly_scored(cell)):
+            print(f"\n{cell.name}: {warning}, so its replay knew little of its scorer")
+    return damages
 
 
 def _in_order(cells: Sequence[Cell], recorded: Sequence[Cell]) -> list[Cell]:

@@ -1,18 +1,32 @@
-"""Whether `vlmrb fit` would take the settings of a study's runs, found out before the first of them starts."""
+"""Whether `vlmrb fit` would take the settings of a study's runs, found out before the first of them starts.
+
+`python -m vlmrb.experiments.soundness PARENT` is the process that reads them; it ends with PARENT.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from vlmrb.early import require_sound
 from vlmrb.experiments.cells import Cell
+from vlmrb.experiments.child import stop_with
 
+# Settings by which Lightning may end a run before its budget, or go on after it, and their values by which it does not.
+WHOLE: dict[str, tuple[Any, ...]] = {
+    "max_epochs": (1,),
+    "max_steps": (-1,),
+    "max_time": (None,),
+    "limit_train_batches": (None,),
+    "overfit_batches": (0.0,),
+    "fast_dev_run": (False,),
+}
 Combination = tuple[str, str]  # the configuration's name and the scheme's label
 
 
@@ -27,7 +41,10 @@ def budgets(cells: Sequence[Cell]) -> dict[Combination, int]:
     Raises:
         ValueError: `vlmrb fit` would refuse some of them; all complaints, in one line.
     """
-    distinct = {(cell.config.stem, cell.label): cell.arguments for cell in cells}
+    distinct: dict[Combination, list[str]] = {}
+    for cell in sorted(cells, key=lambda cell: cell.saved):  # runs go on without --prefill's folder
+        more = ["--prefill", "null"] if cell.saved else []
+        distinct.setdefault((cell.config.stem, cell.label), [*cell.arguments, *more])
     complaints = {combination: _early(arguments) for combination, arguments in distinct.items()}
     if not any(complaints.values()):
         answers = dict(zip(distinct, _read(list(distinct.values())), strict=True))
@@ -54,12 +71,28 @@ def _early(arguments: Sequence[str]) -> str:
 
 def _read(combinations: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
     """Lets a process read settings that then ends, and with it PyTorch's several hundred MB."""
-    command = [sys.executable, "-m", "vlmrb.experiments.soundness"]
+    command = [sys.executable, "-m", "vlmrb.experiments.soundness", str(os.getpid())]
     answer = subprocess.run(command, input=json.dumps(combinations), capture_output=True, text=True)
     if answer.returncode:
         said = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
         raise RuntimeError(f"settings could not be read: {said[-1]}")
     return json.loads(answer.stdout)
+
+
+def require_whole_budget(trainer: Mapping[str, Any]) -> None:
+    """Refuses settings of the trainer that end a run elsewhere than at its budget, so that it never counts as finished.
+
+    Args:
+        trainer: the section ``trainer`` of `vlmrb fit`.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    for name, whole in WHOLE.items():
+        if name in trainer and trainer[name] not in whole:
+            raise ValueError(
+                f"trainer.{name}={trainer[name]!r} has no place in a study: runs end with training.total_env_steps"
+            )
 
 
 def read_settings(arguments: Sequence[str]) -> int:
@@ -75,6 +108,7 @@ def read_settings(arguments: Sequence[str]) -> int:
         Exception: as `vlmrb fit` would.
     """
     from vlmrb.algorithms.base import OffPolicyModule, require_one_device
+    from vlmrb.callbacks.prefill import PrefillCallback
     from vlmrb.fit import CLI_SETTINGS, FitCLI
 
     class SettingsCLI(FitCLI):
@@ -83,6 +117,9 @@ def read_settings(arguments: Sequence[str]) -> int:
         def instantiate_trainer(self, **kwargs: Any) -> Any:
             """Builds none: the node where the run will be may have other devices."""
             trainer = self.config["fit"]["trainer"]
+            require_whole_budget(trainer)
+            if self.config["fit"]["prefill"] is not None:
+                PrefillCallback(self.config["fit"]["prefill"])
             if str(trainer["devices"]).isdecimal():
                 require_one_device(int(trainer["devices"]) * trainer["num_nodes"])
 
@@ -98,6 +135,7 @@ def read_settings(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Reads lists of arguments from stdin and answers on stdout, both JSON."""
+    stop_with(int(sys.argv[1]))
     from vlmrb.cli import one_line
     from vlmrb.fit import quieten
 

@@ -20,6 +20,11 @@ OWN = ("-c", "--config", "--seed_everything", "--run_dir", "--resume", "--overwr
 RESOURCES = {"num_cpus": 1.0, "num_gpus": 0.0}  # of one run
 KEYS = ("name", "configs", "schemes", "seeds", "overrides", "jobs", "resources", "out")
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+# Files of a study's folder and of its configurations' folders.
+FILES = ("commands.txt", "study.yaml", "results.csv", "table.csv", "curves.png")
+HIGHEST_SEED = 2**32 - 1
+MOST_SEEDS = 10_000
+SMALLEST, LARGEST = 0.0001, 1_000_000  # cores or GPUs of a run; the smallest share is Ray's
 
 
 @dataclass(frozen=True)
@@ -60,11 +65,15 @@ class Study:
                 raise ValueError(f"{what}: name at least one")
             if twice := sorted({name for name in names if names.count(name) > 1}):
                 raise ValueError(f"{what}: {', '.join(twice)} comes twice, but folders are called by these names")
+            if unfit := [name for name in names if name.lower() in FILES or name.startswith(".")]:
+                raise ValueError(f"{what}: {unfit[0]} cannot name a folder: it begins with a dot, or names a result")
+        if not LABEL.fullmatch(self.name):
+            raise ValueError(f"name {self.name!r}: it names a folder: use letters, digits and _ . + -")
         for scheme in self.schemes:
             if not LABEL.fullmatch(scheme.label):
                 raise ValueError(f"scheme {scheme.label!r}: labels name folders: use letters, digits and _ . + -")
             for part in scheme.parts:
-                _require_free(shlex.split(part) if part.startswith("-") else [], f"scheme {scheme.label}")
+                _require_free(as_arguments([part], f"scheme {scheme.label}"), f"scheme {scheme.label}")
             for overlay in scheme.overlays:
                 _require_file(overlay, f"scheme {scheme.label}: overlay")
         for config in self.configs:
@@ -140,7 +149,10 @@ def read_study(
             schemes=_schemes(content["schemes"]),
             seeds=parse_seeds(seeds if seeds is not None else content.get("seeds", "0-4")),
             out=Path(out or _text(content.get("out") or f"runs/{name}", "out")),
-            overrides=(*as_arguments(_texts(content.get("overrides") or [], "overrides")), *as_arguments(overrides)),
+            overrides=(
+                *as_arguments(_texts(content.get("overrides") or [], "overrides"), "overrides"),
+                *as_arguments(overrides, "--overrides"),
+            ),
             jobs=jobs if jobs is not None else _jobs(content.get("jobs")),
             resources=_resources(content.get("resources") or {}),
         )
@@ -152,22 +164,41 @@ def parse_seeds(value: object) -> tuple[int, ...]:
     """Reads ``"0-4"``, ``"0,3,7"``, a mixture, a number or a list of numbers; a seed named twice counts once.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: it is none of these, or names seeds beyond `HIGHEST_SEED`, or more than `MOST_SEEDS`.
     """
     parts = value if isinstance(value, list) else str(value).split(",")
-    seeds: list[int] = []
+    ranges: list[range] = []
     for part in parts:
         first, dash, last = str(part).strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or int(last or first) < int(first):
+        if not first.isdecimal() or (dash and not last.isdecimal()):
             raise ValueError(f"seeds={value!r}: expected something like 0-4 or 0,3,7")
-        seeds += range(int(first), int(last or first) + 1)
-    return tuple(dict.fromkeys(seeds))
+        if max(len(first), len(last)) > len(str(HIGHEST_SEED)) or int(last or first) > HIGHEST_SEED:
+            raise ValueError(f"seeds={value!r}: seeds go from 0 to {HIGHEST_SEED}")
+        if int(last or first) < int(first):
+            raise ValueError(f"seeds={value!r}: expected something like 0-4 or 0,3,7")
+        ranges.append(range(int(first), int(last or first) + 1))
+    if (count := sum(map(len, ranges))) > MOST_SEEDS:
+        raise ValueError(f"seeds={value!r}: these are {count:,} seeds, and a study has at most {MOST_SEEDS:,}")
+    return tuple(dict.fromkeys(seed for seeds in ranges for seed in seeds))
 
 
-def as_arguments(options: Sequence[str]) -> tuple[str, ...]:
-    """Splits options that were given with their values: ``["--a 1", "--b", "2"]`` → ``("--a", "1", "--b", "2")``."""
-    split = [shlex.split(option) if option.startswith("-") else [option] for option in options]
-    return tuple(argument for arguments in split for argument in arguments)
+def as_arguments(options: Sequence[str], where: str) -> tuple[str, ...]:
+    """Splits options that were given with their values: ``["--a 1", "--b", "2"]`` → ``("--a", "1", "--b", "2")``.
+
+    Args:
+        options: as they were given.
+        where: for the message.
+
+    Raises:
+        ValueError: a quote is not closed.
+    """
+    arguments: list[str] = []
+    for option in options:
+        try:
+            arguments += shlex.split(option) if option.startswith("-") else [option]
+        except ValueError as error:
+            raise ValueError(f"{where}: {option!r} cannot be read: {error}") from error
+    return tuple(arguments)
 
 
 class _Loader(yaml.SafeLoader):
@@ -224,8 +255,10 @@ def _resources(value: object) -> dict[str, float]:
     if not isinstance(value, dict) or value.keys() - RESOURCES.keys():
         raise ValueError(f"resources={value!r}: expected numbers for {', '.join(RESOURCES)}")
     for key, number in value.items():
-        if isinstance(number, bool) or not isinstance(number, int | float) or not number >= 0:
-            raise ValueError(f"resources.{key}={number!r} must be a number, not below 0")
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= LARGEST:
+            raise ValueError(f"resources.{key}={number!r} must be a number from 0 to {LARGEST:,}")
+        if 0 < number < SMALLEST:
+            raise ValueError(f"resources.{key}={number!r} must be at least {SMALLEST}")
     if value.get("num_cpus") == 0:
         raise ValueError("resources.num_cpus must be above 0: every run takes some")
     return RESOURCES | {key: float(number) for key, number in value.items()}
