@@ -337,7 +337,7 @@ def test_whatever_happens_no_clip_is_lost_from_the_counts_and_no_score_reaches_a
     buffer, episodes = make_buffer(capacity=64), Episodes(contents=2 if repeats else 10**6, end=0.2)
     with pytest.MonkeyPatch.context() as patch:
         backend = ScriptedBackend()
-        patch.setattr(ScoringService, "_make_backend", lambda service: backend)
+        patch.setattr("vlmrb.scoring.service.make_backend", lambda *_: backend)
         service = ScoringService(
             buffer, GoodScorer(), policy=policy, max_waiting=max_waiting, batch_clips=3, cache=ScoreCache()
         )

@@ -28,6 +28,7 @@ from vlmrb.algorithms.config import TrainingConfig, require_fitting
 from vlmrb.algorithms.random_states import random_states, restore_random_states
 from vlmrb.envs import EnvConfig, make_env, make_goals, make_renderer
 from vlmrb.envs.actions import uniform_actions
+from vlmrb.networks.pixels import is_image
 from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.replay.build import build_buffer
 from vlmrb.replay.config import ReplayConfig
@@ -67,6 +68,7 @@ class OffPolicyModule(LightningModule, ABC):
         env_steps: env steps collected so far.
         grad_steps: gradient steps taken so far, the one under way included.
         action_spec: of one instance's action; there once the networks are built.
+        observes_pixels: whether the agent sees images; likewise.
         buffer: the replay buffer; there from `setup` on.
         goals: what exchanges the environment's goals; ``None`` without hindsight.
         scoring: the scoring service, hung here by the scoring callback; ``None`` when nothing is scored.
@@ -216,7 +218,9 @@ class OffPolicyModule(LightningModule, ABC):
             return
         probe = make_env(self.env, num_envs=1, seed=0)
         self.action_spec = probe.action_spec[0]
-        self.build(probe.observation_spec["observation"][0], self.action_spec)
+        observation_spec = probe.observation_spec["observation"][0]
+        self.observes_pixels = is_image(observation_spec)
+        self.build(observation_spec, self.action_spec)
         self._built = True
         probe.close()
 

@@ -97,7 +97,13 @@ class ScoringCallback(Callback):
         if self.cache is not None:
             self._cache = ScoreCache(None if self.cache == "memory" else self.cache)
         self._service = module.scoring = ScoringService(
-            module.buffer, scorer, module.renderer, cache=self._cache, control=self.control, **vars(self.config)
+            module.buffer,
+            scorer,
+            module.renderer,
+            cache=self._cache,
+            control=self.control,
+            pixels=module.observes_pixels,
+            **vars(self.config),
         )
         if self._preflight is not None:
             self._preflight.watch(self._service)

@@ -282,6 +282,13 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         """Shape and dtype of each key of the rows accepted so far, snapshots included; empty before the first."""
         return self._stamper.reader.forms
 
+    @property
+    def score_threshold(self) -> float | None:
+        """τ above which a clip counts as positive; ``None`` if scores are read as they are."""
+        readers = [term for term in self.terms if isinstance(term, VLMTerm)]
+        reader = readers[0] if readers else self.score_reward
+        return None if reader is None else reader.threshold
+
     def set_env_steps(self, env_steps: int) -> None:
         """Moves the clock, and with it λ and β along their schedules."""
         self.env_steps = env_steps
@@ -349,7 +356,12 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         )
 
     def write_scores(
-        self, clip_ids: Sequence[int] | NDArray | Tensor, scores: ArrayLike | Tensor, source: str = "write_scores"
+        self,
+        clip_ids: Sequence[int] | NDArray | Tensor,
+        scores: ArrayLike | Tensor,
+        source: str = "write_scores",
+        *,
+        guessed: bool = False,
     ) -> WriteResult:
         """Writes the scores of clips to all of their rows that still live.
 
@@ -357,6 +369,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
             clip_ids: B complete clips.
             scores: ``[B]``, in [0, 1].
             source: who scored them, for error messages.
+            guessed: these are a student's guesses, until the scorer's own scores come.
 
         Returns:
             Counts of *clips*: written to at least one row, and stale ones without a living row.
@@ -375,7 +388,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
             raise ValueError(f"{source}: clips {incomplete} were never handed out: they are not complete yet")
         rows = self.clips.rows_of(ids)
         self.write_column("score", rows.slots, rows.generations, values[rows.which], source=source)
-        self.clips.set_scores(ids, values)
+        self.clips.set_scores(ids, values, guessed)
         written = len(np.unique(rows.which))
         return WriteResult(written, len(ids) - written)
 

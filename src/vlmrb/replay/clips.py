@@ -20,6 +20,7 @@ _FIELDS: dict[str, tuple[type, Any]] = {
     "committed": (np.int32, 0),  # rows that have got a slot so far
     "live": (np.int32, 0),  # rows that still hold their slot
     "score": (np.float32, np.nan),
+    "guessed": (np.bool_, False),  # the score is a student's guess
 }
 
 
@@ -190,6 +191,7 @@ class ClipStore:
         entries = np.array(list(self._entry_of.values()), np.int64)
         entries = entries[self._is_complete(entries)]
         self._fields["score"][entries] = np.nan
+        self._fields["guessed"][entries] = False
         self._fields["born"][entries] = 0
         self._completed = sorted(self._ids[entries].tolist())
 
@@ -243,12 +245,24 @@ class ClipStore:
         """Returns how many rows the clips of the rows in slots ``int64[K]`` have in all; 0 of a clip still open."""
         return self._fields["rows"][self._entry_of_slot[index]]
 
-    def set_scores(self, clip_ids: Sequence[int], scores: NDArray[np.float32]) -> None:
-        """Notes the scores ``float32[B]`` of clips; those not kept are passed over."""
+    def set_scores(self, clip_ids: Sequence[int], scores: NDArray[np.float32], guessed: bool = False) -> None:
+        """Notes the scores ``float32[B]`` of clips, or guesses of them; those not kept are passed over."""
         for clip_id, score in zip(clip_ids, scores, strict=True):
             entry = self._entry_of.get(clip_id)
             if entry is not None:
                 self._fields["score"][entry] = score
+                self._fields["guessed"][entry] = guessed
+
+    def score_of(self, clip_id: int) -> float:
+        """Returns the score of a clip that is kept, guessed or not; NaN if it has none."""
+        return float(self._fields["score"][self._entry_of[clip_id]])
+
+    def scored(self, count: int) -> list[tuple[int, float]]:
+        """Returns the latest ``count`` clips with a score that is no guess, and these scores, oldest first."""
+        entries = np.array(list(self._entry_of.values()), np.int64)
+        entries = entries[~np.isnan(self._fields["score"][entries]) & ~self._fields["guessed"][entries]]
+        entries = entries[np.argsort(self._ids[entries])][-count:]
+        return list(zip(self._ids[entries].tolist(), self._fields["score"][entries].tolist(), strict=True))
 
     def table(self) -> dict[str, NDArray]:
         """Returns the complete clips, oldest first: ``clip_id``, and one array per field (score NaN: none yet)."""
@@ -328,8 +342,8 @@ class ClipStore:
             self._ids[entries] = arrays.pop("ids")
             self._slots[entries] = arrays.pop("slots")
             self._generations[entries] = arrays.pop("generations")
-            for name, values in arrays.items():
-                self._fields[name][entries] = values
+            for name, (_, default) in _FIELDS.items():  # states of earlier versions lack some
+                self._fields[name][entries] = arrays.get(name, default)
             taken = set(entries.tolist())
             self._free = [entry for entry in self._free if entry not in taken]
             self._entry_of = dict(zip(self._ids[entries].tolist(), entries.tolist(), strict=True))

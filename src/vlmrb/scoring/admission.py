@@ -26,6 +26,7 @@ class Content:
         described: what the selection policy said of it (`SelectionPolicy.describe`).
         guess: the probability that the scorer finds it positive, in [0, 1], for policies that go by it; NaN if nobody
             has told.
+        evidence: it would have waited here whatever the guess, so that the answer tells how good guesses are.
         audited: those of the clips that have been drawn to be audited (`audit.Audit`).
     """
 
@@ -35,6 +36,7 @@ class Content:
     attempts: int = 0
     described: Any = None
     guess: float = math.nan
+    evidence: bool = False
     audited: list[int] = field(default_factory=list)
 
 
@@ -74,6 +76,8 @@ class AdmissionQueue:
         attempts: int = 0,
         described: Any = None,
         audited: bool = False,
+        guess: float = math.nan,
+        evidence: bool = False,
     ) -> None:
         """Admits a clip; `bound` afterwards keeps the queue within its size."""
         content = self._known.get(key)
@@ -82,6 +86,8 @@ class AdmissionQueue:
         content.clip_ids.append(clip_id)
         content.completed.append(completed)
         content.attempts = max(content.attempts, attempts)
+        content.guess = guess if math.isnan(content.guess) else content.guess
+        content.evidence |= evidence
         if audited:
             content.audited.append(clip_id)
 

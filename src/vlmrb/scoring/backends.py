@@ -44,6 +44,7 @@ class Answer:
         fatal: the scorer broke its contract.
         busy_s: seconds that the scorer took, waiting in queues aside.
         report: what the scorer says about itself (`Scorer.stats`); NaN for what is no number.
+        details: what it knows beyond one number a clip (`Scorer.details`), if anything.
     """
 
     ticket: int
@@ -54,6 +55,7 @@ class Answer:
     fatal: bool = False
     busy_s: float = 0.0
     report: dict[str, float] = field(default_factory=dict)
+    details: NDArray[np.float32] | None = None
 
 
 def set_up(scorer: Scorer) -> None:
@@ -72,11 +74,13 @@ def answer(scorer: Scorer, ticket: int, clips: ClipBatch) -> Answer:
     begin = time.perf_counter()
     try:
         scores = checked_scores(scorer, clips)
+        details = scorer.details()
     except ScorerError as error:
         return Answer(ticket, error=str(error), fatal=True)
     except FAILURES as error:  # the service counts and reports it
         return Answer(ticket, error=f"raised {describe(error)}", detail=traceback.format_exc())
-    return Answer(ticket, scores, busy_s=time.perf_counter() - begin, report=report(scorer))
+    busy_s = time.perf_counter() - begin
+    return Answer(ticket, scores, busy_s=busy_s, report=report(scorer), details=details)
 
 
 def report(scorer: Scorer) -> dict[str, float]:

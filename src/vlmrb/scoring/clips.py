@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -52,12 +52,14 @@ class ClipBatch:
         snapshots: ``[B, L, S]``; a clip shorter than L repeats its last frame.
         lengths: ``int64[B]``, the number of real frames, 2 to L.
         renderer: how to draw the snapshots; ``None`` if no scorer will ask for frames.
+        answers: ``float32[B]``, what the scorer has said, NaN where it has not; for a student to learn from.
     """
 
     clip_ids: NDArray[np.int64]
     snapshots: NDArray
     lengths: NDArray[np.int64]
     renderer: Renderer | None = None
+    answers: NDArray[np.float32] | None = None
     _frames: dict[int | None, NDArray[np.uint8]] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -95,9 +97,14 @@ class ClipBatch:
             raise ValueError("this scorer needs observations, but the clips carry no renderer: pass renderer=…")
         return self.renderer.observe(self.snapshots)
 
+    def answering(self, answers: NDArray[np.float32]) -> ClipBatch:
+        """Returns the clips with answers, ``float32[B]``, NaN where there is none."""
+        return replace(self, answers=answers)
+
     def select(self, rows: NDArray[np.int64]) -> ClipBatch:
         """Returns the clips at the given rows, ``int64[K]`` indices into the batch."""
-        return ClipBatch(self.clip_ids[rows], self.snapshots[rows], self.lengths[rows], self.renderer)
+        answers = None if self.answers is None else self.answers[rows]
+        return ClipBatch(self.clip_ids[rows], self.snapshots[rows], self.lengths[rows], self.renderer, answers)
 
     def thinned(self, frames: int) -> ClipBatch:
         """Returns the clips with at most ``frames`` frames each, evenly spaced over a clip's real length.
@@ -123,4 +130,4 @@ class ClipBatch:
         kept = (2 * np.arange(frames) * last + gaps) // (2 * gaps)  # [B, K], rounded half up
         kept = np.minimum(kept, last) if frames > 1 else last
         snapshots = self.snapshots[np.arange(len(self))[:, None], kept]
-        return ClipBatch(self.clip_ids, snapshots, lengths, self.renderer)
+        return ClipBatch(self.clip_ids, snapshots, lengths, self.renderer, self.answers)

@@ -9,6 +9,7 @@ from vlmrb.ranges import AT_LEAST_ONE, SHARE, require
 from vlmrb.scoring.budget import BudgetConfig
 from vlmrb.scoring.policies.named import PolicyName
 from vlmrb.scoring.policy import SelectionPolicy
+from vlmrb.scoring.student.config import StudentConfig
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class ScoringConfig:
             policy: what the metrics ``scoring/audit_…`` then say holds for all clips. 0 draws none. Higher → surer
             figures, less of the scorer's time for what the policy prefers.
         budget: how many clips the scorer may be shown; ``None`` for as many as it can take.
+        student: a small network that learns what the scorer says, so that it need not be asked about most clips;
+            ``None`` asks about all. It runs where the scorer does, in a process of its own, with one thread.
         max_delay_env_steps: collection waits for the scorer while a clip that was completed longer ago is being scored,
             or could be within the budget; what is older and beyond the budget is dropped. ``None`` never waits. Lower →
             fresher scores and no rows replayed blindly, at the price of speed. At least a few times
@@ -61,6 +64,7 @@ class ScoringConfig:
     policy: PolicyName | SelectionPolicy = "newest"
     audit_share: float = 0.0
     budget: BudgetConfig | None = None
+    student: StudentConfig | None = None
     max_delay_env_steps: int | None = None
     max_waiting: int = 1024
     batch_clips: int = 16

@@ -33,28 +33,39 @@ class Delivery:
         self._meter = meter
         self._source = f"scorer {scorer!r}"
 
-    def scored(self, contents: list[Content], scores: NDArray[np.float32], env_steps: int) -> None:
-        """Writes the scorer's answers ``float32[C]`` to all clips of C contents; all but one of each count as known."""
+    def scored(self, contents: list[Content], scores: NDArray[np.float32], env_steps: int) -> dict[int, float]:
+        """Writes the scorer's answers ``float32[C]`` to all clips of C contents; all but one of each count as known.
+
+        Returns:
+            Clip id → what was written, of those clips that still have rows.
+        """
         repeats = [len(content.clip_ids) for content in contents]
         clip_ids = [clip_id for content in contents for clip_id in content.clip_ids]
         completed = [step for content in contents for step in content.completed]
         self._meter.counts.cache_hits += len(clip_ids) - len(contents)
-        self._write(clip_ids, completed, np.repeat(scores, repeats), env_steps)
+        return self._write(clip_ids, completed, np.repeat(scores, repeats), env_steps)
 
     def known(self, clip_ids: list[int], scores: NDArray[np.float32], env_steps: int) -> None:
         """Writes scores ``float32[B]`` that the cache knew of clips just completed."""
         self._meter.counts.cache_hits += len(clip_ids)
         self._write(clip_ids, [env_steps] * len(clip_ids), scores, env_steps)
 
-    def _write(self, clip_ids: list[int], completed: list[int], scores: NDArray[np.float32], env_steps: int) -> None:
+    def guessed(self, clip_ids: list[int], guesses: NDArray[np.float32]) -> None:
+        """Writes a student's guesses ``float32[B]`` of clips in the store; no control changes them, no score counts."""
+        self._buffer.write_scores(clip_ids, guesses, source="student", guessed=True)
+
+    def _write(
+        self, clip_ids: list[int], completed: list[int], scores: NDArray[np.float32], env_steps: int
+    ) -> dict[int, float]:
         alive = np.array([self._clips.contains(clip_id) for clip_id in clip_ids], bool)
         if not alive.all():
             self._meter.counts.stale += int((~alive).sum())
             clip_ids, completed = np.array(clip_ids)[alive].tolist(), np.array(completed)[alive].tolist()
             scores = scores[alive]
         if not clip_ids:
-            return
+            return {}
         if self._control is not None:
             scores = self._control.apply(scores)
         self._buffer.write_scores(clip_ids, scores, source=self._source)
         self._meter.written(scores, [env_steps - step for step in completed])
+        return dict(zip(clip_ids, scores.tolist(), strict=True))

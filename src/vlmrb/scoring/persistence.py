@@ -39,6 +39,7 @@ def service_state(service: ScoringService) -> dict[str, Any]:
         "policy": {"name": policy.name, "state": policy.state_dict()},
         "control": None if control is None else {"name": control.name, "state": control.state_dict()},
         "cache": None if service.cache is None else service.cache.state_dict(),
+        "student": None if service.desk is None else service.desk.state_dict(),
         **{name: None if part is None else part.state_dict() for name, part in _optional(service).items()},
     }
 
@@ -74,6 +75,8 @@ def load_service_state(service: ScoringService, state: Mapping[str, Any]) -> Non
     for optional, keeper in _optional(service).items():  # what was not set then begins anew
         if keeper is not None and state.get(optional) is not None:
             keeper.load_state_dict(state[optional])
+    if service.desk is not None and state.get("student") is not None:
+        service.desk.load_state_dict(state["student"], service.reception.look)
     rows, audited = state["waiting"].tolist(), set(state.get("audited", ()))
     for start in range(0, len(rows), LOAD_CLIPS):
         part = rows[start : start + LOAD_CLIPS]

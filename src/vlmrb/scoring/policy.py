@@ -67,9 +67,11 @@ class SelectionPolicy(ABC):
 
     Attributes:
         name: short, for logs and tables.
+        reads_guesses: whether the order depends on `WaitingClips.guess`.
     """
 
     name: str
+    reads_guesses: bool = False
 
     @abstractmethod
     def rank(self, waiting: WaitingClips) -> NDArray[np.int64]:

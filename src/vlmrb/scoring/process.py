@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vlmrb.scoring.backends import Answer, Backend, describe
+from vlmrb.scoring.backends import Answer, Backend, SyncBackend, ThreadBackend, describe
 from vlmrb.scoring.clips import ClipBatch, Renderer
 from vlmrb.scoring.config import ScoringConfig
 from vlmrb.scoring.scorer import Scorer, ScorerError
@@ -28,6 +28,7 @@ from vlmrb.scoring.scorer import Scorer, ScorerError
 logger = logging.getLogger(__name__)
 
 MAX_BACKOFF_S = 60.0
+CLIP_BYTES = 20  # that travel with a clip's snapshots: its id, its length, and its answer
 MAX_RAISED = 3  # batches in a row that raise before the process counts as broken (a lost GPU context never recovers)
 EXIT_GRACE_S = 2.0  # how long an idle process may take for `Scorer.close`
 KILL_WAIT_S = 5.0  # how long `close` waits for a killed process
@@ -98,15 +99,18 @@ class ProcessBackend(Backend):
         assert self._pipe is not None
         snapshots = np.ascontiguousarray(clips.snapshots)
         numbers = np.stack([clips.clip_ids, clips.lengths]).astype(np.int64, copy=False)
+        unknown = np.full(len(clips), np.nan, np.float32)
+        answers = unknown if clips.answers is None else np.ascontiguousarray(clips.answers)
         if not self._slot_bytes:
-            self._slot_bytes = (snapshots[0].nbytes + 16) * self._config.batch_clips
-        if snapshots.nbytes + numbers.nbytes > self._slot_bytes:
+            self._slot_bytes = (snapshots[0].nbytes + CLIP_BYTES) * self._config.batch_clips
+        if snapshots.nbytes + CLIP_BYTES * len(clips) > self._slot_bytes:
             raise ValueError(f"a batch of {snapshots.nbytes} bytes of snapshots; the first one left {self._slot_bytes}")
         # Batches are answered in order, so the slot of the batch `max_in_flight` before this one is free again.
         offset = self._submitted % self._config.max_in_flight * self._slot_bytes
         self._submitted += 1
         _write(self._mail.fileno(), snapshots, offset)
         _write(self._mail.fileno(), numbers, offset + snapshots.nbytes)
+        _write(self._mail.fileno(), answers, offset + snapshots.nbytes + numbers.nbytes)
         if not self._unanswered:
             self._clock = max(time.monotonic(), self._rests_until)
         self._unanswered.append(ticket)
@@ -269,6 +273,19 @@ class ProcessBackend(Backend):
         self._finalizer.detach()
         if _kill(process, wait_s) is None:
             self._dying.append(process)
+
+
+def make_backend(scorer: Scorer, renderer: Renderer | None, config: ScoringConfig) -> Backend:
+    """Starts a scorer where ``config.backend`` says.
+
+    Raises:
+        ScorerError: it cannot be set up (``sync``) or sent to its process (``process``).
+    """
+    if config.backend == "sync":
+        return SyncBackend(scorer)
+    if config.backend == "thread":
+        return ThreadBackend(scorer)
+    return ProcessBackend(scorer, renderer, config)
 
 
 def pack(scorer: Scorer, renderer: Renderer | None) -> bytes:

@@ -16,6 +16,7 @@ from vlmrb.scoring.scorer import Scorer
 
 if TYPE_CHECKING:
     from vlmrb.replay.clips import ClipStore
+    from vlmrb.scoring.student.desk import StudentDesk
 
 
 class Reception:
@@ -28,6 +29,7 @@ class Reception:
         cache: known scores; ``None`` knows none.
         audit: draws what is scored in any case; ``None`` draws nothing.
         queue: where those not known wait.
+        desk: where they go first, if there is a student.
         frames_per_clip: most frames of a clip that the scorer is shown; ``None`` shows all.
     """
 
@@ -40,6 +42,7 @@ class Reception:
         audit: Audit | None,
         queue: AdmissionQueue,
         frames_per_clip: int | None,
+        desk: StudentDesk | None = None,
     ) -> None:
         self._clips = clips
         self._renderer = renderer
@@ -48,6 +51,7 @@ class Reception:
         self._audit = audit
         self._queue = queue
         self._frames_per_clip = frames_per_clip
+        self._add = queue.add if desk is None else desk.add
 
     def admit(self, clip_ids: Sequence[int], env_steps: int) -> tuple[list[int], NDArray[np.float32]]:
         """Takes in clips that have just been completed and are in the store.
@@ -69,7 +73,7 @@ class Reception:
         rows = zip(looks, clip_ids, known.tolist(), audited.tolist(), strict=True)
         for (key, described), clip_id, is_known, is_audited in rows:
             if not is_known:
-                self._queue.add(key, clip_id, env_steps, described=described, audited=is_audited)
+                self._add(key, clip_id, env_steps, described=described, audited=is_audited)
         if self._audit is not None:
             self._audit.scored(scores[known & audited])
         return np.array(clip_ids, np.int64)[known].tolist(), scores[known]

@@ -79,6 +79,14 @@ class Scorer(ABC):
         """
         return {}
 
+    def details(self) -> NDArray[np.float32] | None:
+        """Returns what the scorer knows of the latest batch beyond one number a clip.
+
+        Returns:
+            ``float32[B, …]``, of the same B clips; ``None``, as of most scorers, if there is nothing.
+        """
+        return None
+
     def forget(self) -> None:  # noqa: B027 — optional to override
         """Lets go of what earlier clips left behind to make later ones quicker, so that speed can be measured anew."""
 

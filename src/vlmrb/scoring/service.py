@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from vlmrb.scoring.admission import AdmissionQueue, Content
 from vlmrb.scoring.audit import Audit
-from vlmrb.scoring.backends import Answer, Backend, SyncBackend, ThreadBackend
+from vlmrb.scoring.backends import Answer
 from vlmrb.scoring.budget import Budget
 from vlmrb.scoring.cache import ScoreCache
 from vlmrb.scoring.clips import Renderer
@@ -21,9 +21,10 @@ from vlmrb.scoring.failures import MAX_ATTEMPTS, FailureLog
 from vlmrb.scoring.meter import ScoringMeter
 from vlmrb.scoring.persistence import load_service_state, service_state
 from vlmrb.scoring.policies.named import make_policy
-from vlmrb.scoring.process import ProcessBackend
+from vlmrb.scoring.process import make_backend
 from vlmrb.scoring.reception import Reception
 from vlmrb.scoring.scorer import ScoreControl, Scorer, ScorerError, identity, require_thinnable
+from vlmrb.scoring.student.desk import StudentDesk, make_desk
 from vlmrb.scoring.throttle import Throttle
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class ScoringService:
 
     Call `poll` regularly from the thread that owns the buffer. With the back-ends ``thread`` and ``process`` it never
     waits: it writes scores that have come back, takes in the clips completed since and hands over what the scorer can
-    take. At all times ``emitted = scored + waiting + in_flight + stale + dropped``, counted in clips.
+    take. At all times ``emitted = scored + waiting + in_flight + stale + dropped``, counted in clips; with a student
+    also ``+ student_guessed + student_passed``.
 
     A scorer that raises, hangs or dies costs the clips it was shown (each is tried twice), at worst all scores to come:
     replay then goes on as if they were never scored. A scorer that answers with something else than numbers in [0, 1],
@@ -50,6 +52,7 @@ class ScoringService:
         renderer: draws snapshots for scorers that need frames or observations.
         cache: known scores; asked before anything is queued. ``None`` scores each clip, equal ones too.
         control: changes scores on their way into the buffer.
+        pixels: whether the agent observes images, for a student.
         **settings: see `ScoringConfig`.
 
     Attributes:
@@ -59,6 +62,7 @@ class ScoringService:
         budget: what the scorer may still be shown; ``None`` without bounds.
         audit: what is drawn to be scored in any case; ``None`` if nothing is.
         throttle: what makes collection wait; ``None`` if nothing does.
+        desk: where a student looks at clips; ``None`` without one.
 
     Raises:
         ScorerError: the scorer has no name or version, needs frames that ``frames_per_clip`` leaves out, or cannot be
@@ -74,6 +78,7 @@ class ScoringService:
         *,
         cache: ScoreCache | None = None,
         control: ScoreControl | None = None,
+        pixels: bool = False,
         **settings: Any,
     ) -> None:
         self.config = ScoringConfig(**settings)
@@ -101,10 +106,15 @@ class ScoringService:
             self._clips.contains,
             self._counts,
         )
-        self.reception = Reception(
-            self._clips, renderer, scorer, cache, self.audit, self.queue, self.config.frames_per_clip
-        )
         self._delivery = Delivery(buffer, control, self.meter, scorer.name)
+        self.desk: StudentDesk | None = None
+        if self.config.student is not None:
+            self.desk = make_desk(
+                self.config, buffer, renderer, self.queue, self._counts, self._delivery.guessed, pixels
+            )
+        self.reception = Reception(
+            self._clips, renderer, scorer, cache, self.audit, self.queue, self.config.frames_per_clip, self.desk
+        )
         self._in_flight: dict[int, tuple[list[Content], float]] = {}  # ticket → contents, time of hand-over
         self._next_ticket = 0
         self._env_steps = 0
@@ -112,7 +122,7 @@ class ScoringService:
         self.closed = False
         self._refused = False  # the run ended because of its scorer, and needs no word about what it would have been
         self._failures = FailureLog(scorer.name)
-        self._backend = self._make_backend()
+        self._backend = make_backend(scorer, renderer, self.config)
 
     # The loop
 
@@ -143,6 +153,8 @@ class ScoringService:
         completed = self.take_completed()
         for start in range(0, len(completed), ADMIT_CLIPS):
             self.admit(completed[start : start + ADMIT_CLIPS])
+        if self.desk is not None:
+            self.desk.poll()
         if self.queue.waiting:
             self.queue.bound()
             self._hand_over()
@@ -207,7 +219,7 @@ class ScoringService:
         deadline = time.monotonic() + timeout_s
         while True:
             self.poll(self._env_steps)
-            if not self.queue:
+            if not self.queue and not self.desk:
                 return True
             spent = self.budget is not None and not self.budget.available and not self._in_flight
             if spent or time.monotonic() >= deadline or self.closed:
@@ -220,6 +232,8 @@ class ScoringService:
             return
         self.closed = True
         self._backend.close()
+        if self.desk is not None:
+            self.desk.close()
         for contents, _ in self._in_flight.values():
             for content in contents:
                 self.queue.put_back(content)
@@ -241,11 +255,11 @@ class ScoringService:
         """
         handed_over = [content for contents, _ in self._in_flight.values() for content in contents]
         stats = self.meter.stats() | {
-            "waiting": sum(len(content.clip_ids) for content in self.queue.waiting.values()),
+            "waiting": sum(len(content.clip_ids) for content in self.queue.waiting.values()) + len(self.desk or ()),
             "in_flight": sum(len(content.clip_ids) for content in handed_over),
             "restarts": self._backend.restarts,
         }
-        for part in (self.budget, self.audit, self.throttle):
+        for part in (self.budget, self.audit, self.throttle, self.desk):
             stats |= {} if part is None else part.stats()
         if self.control is not None:
             stats |= {f"control_{name}": value for name, value in self.control.stats().items()}
@@ -270,13 +284,6 @@ class ScoringService:
         load_service_state(self, state)
 
     # Taking clips in, handing them over, taking answers
-
-    def _make_backend(self) -> Backend:
-        if self.config.backend == "sync":
-            return SyncBackend(self.scorer)
-        if self.config.backend == "thread":
-            return ThreadBackend(self.scorer)
-        return ProcessBackend(self.scorer, self._renderer, self.config)
 
     def admit(self, clip_ids: Sequence[int]) -> None:
         """Takes in clips that have just been completed, stale ones too; the queue may grow beyond its size."""
@@ -338,9 +345,13 @@ class ScoringService:
             self.queue.settle(content)
             if self.audit is not None:
                 self.audit.scored(np.full(len(content.audited), score))
-        self._delivery.scored(contents, scores, self._env_steps)
+        written = self._delivery.scored(contents, scores, self._env_steps)
+        if self.desk is not None:
+            self.desk.answered(contents, written)
 
     def _give_up(self) -> None:
         self._given_up = True
         self._failures.given_up(self._backend.dead)
         self.queue.drop_all()
+        if self.desk is not None:
+            self.desk.drop_all()

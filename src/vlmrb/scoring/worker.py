@@ -160,10 +160,12 @@ def _unpack(payload_fd: int) -> tuple[Scorer, Renderer | None]:
 
 
 def _read_batch(fd: int, offset: int, dtype: np.dtype, shape: tuple[int, ...], renderer: Renderer | None) -> ClipBatch:
-    """Reads snapshots, clip ids and lengths, which lie one after the other."""
+    """Reads snapshots, clip ids and lengths, and answers, which lie one after the other."""
     snapshots = np.frombuffer(_read(fd, offset, dtype.itemsize * math.prod(shape)), dtype).reshape(shape)
-    clip_ids, lengths = np.frombuffer(_read(fd, offset + snapshots.nbytes, 16 * shape[0]), np.int64).reshape(2, -1)
-    return ClipBatch(clip_ids, snapshots, lengths, renderer)
+    offset += snapshots.nbytes
+    clip_ids, lengths = np.frombuffer(_read(fd, offset, 16 * shape[0]), np.int64).reshape(2, -1)
+    answers = np.frombuffer(_read(fd, offset + 16 * shape[0], 4 * shape[0]), np.float32)
+    return ClipBatch(clip_ids, snapshots, lengths, renderer, answers)
 
 
 def _read(fd: int, offset: int, size: int) -> bytearray:

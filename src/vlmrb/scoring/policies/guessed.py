@@ -15,6 +15,7 @@ class UncertainFirst(SelectionPolicy):
     """Scores first what the guess is least sure of: its probability is closest to 0.5."""
 
     name = "uncertainty"
+    reads_guesses = True
 
     def rank(self, waiting: WaitingClips) -> NDArray[np.int64]:
         """Returns the clips from the least to the most sure guess."""
@@ -25,6 +26,7 @@ class ExpectedFirst(SelectionPolicy):
     """Scores first what is most probably positive, so that few positives are missed."""
 
     name = "expected"
+    reads_guesses = True
 
     def rank(self, waiting: WaitingClips) -> NDArray[np.int64]:
         """Returns the clips from the most to the least probably positive."""

@@ -48,6 +48,7 @@ class Mix(SelectionPolicy):
             raise ValueError(f"policy mix: the shares of its parts must add up to 1, not {sum(self._shares):g}")
         self._policies = [make_policy(part.policy, seed + place) for place, part in enumerate(parts)]
         self._rng = np.random.default_rng([seed, len(parts)])
+        self.reads_guesses = any(policy.reads_guesses for policy in self._policies)
         self.name = "mix of " + ", ".join(
             f"{share:g} {policy.name}" for share, policy in zip(self._shares, self._policies, strict=True)
         )

@@ -1,0 +1,1 @@
+"""A small network that learns, while training goes on, to foresee what the scorer would say."""

@@ -1,0 +1,83 @@
+"""The student as a scorer, so that it can run wherever scorers run: it learns from the answers that clips carry."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmrb.scoring.clips import ClipBatch
+from vlmrb.scoring.scorer import Scorer
+from vlmrb.scoring.student.config import StudentConfig
+from vlmrb.scoring.student.parts import kind_of
+
+if TYPE_CHECKING:
+    from vlmrb.scoring.student.student import Student
+
+
+class StudentScorer(Scorer):
+    """Learns from clips with an answer, and guesses for all clips.
+
+    Unlike other scorers it changes with every batch; its guesses are probabilities as if every second clip were a
+    positive one.
+
+    Args:
+        config: see there.
+        threshold: τ above which an answer is a yes; ``None`` learns scores as they are.
+        pixels: whether the agent observes images.
+    """
+
+    name = "student"
+    version = "1"
+    needs = "observations"
+    every_frame = True
+
+    def __init__(self, config: StudentConfig, threshold: float | None, pixels: bool) -> None:
+        self._config = config
+        self._threshold = threshold
+        self._pixels = pixels
+        self._student: Student | None = None
+        self._due = 0.0  # training steps not taken yet
+        self._details: NDArray[np.float32] | None = None
+
+    def score(self, clips: ClipBatch) -> NDArray[np.float32]:
+        """Learns from those of B clips whose answer is known, then guesses: ``float32[B]`` in [0, 1]."""
+        observations = clips.observations()
+        if self._student is None:
+            self._student = self._make(observations)
+        told = np.flatnonzero(~np.isnan(clips.answers)) if clips.answers is not None else np.zeros(0, np.int64)
+        if len(told):
+            assert clips.answers is not None
+            self._student.remember(observations[told], clips.answers[told])
+        self._due += self._config.steps_per_clip * len(clips)
+        self._student.learn(int(self._due))
+        self._due %= 1.0
+        guess = self._student.guess(observations)
+        self._details = guess.transitions
+        return (1 / (1 + np.exp(-guess.clips))).astype(np.float32)
+
+    def details(self) -> NDArray[np.float32] | None:
+        """Returns logits of transitions, ``float32[B, L − 1]``: how much each speaks for its clip's being positive."""
+        return self._details
+
+    def stats(self) -> dict[str, float]:
+        """Returns training steps so far, the latest loss, and the positives that it remembers."""
+        assert self._student is not None
+        return {
+            "steps": self._student.steps,
+            "loss": self._student.loss,
+            "positives": self._student.memory.positives,
+        }
+
+    def _make(self, observations: NDArray) -> Student:
+        from vlmrb.scoring.student.student import Student
+
+        return Student(
+            kind_of(observations.shape[2:], observations.dtype, self._pixels),
+            0.5 if self._threshold is None else self._threshold,
+            soft=self._threshold is None,
+            learning_rate=self._config.learning_rate,
+            memory_clips=self._config.memory_clips,
+            seed=self._config.seed,
+        )

@@ -1,0 +1,319 @@
+"""Where clips go by a student's guess, and that none is lost on the way, whatever student and scorer do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tests.scoring.replay_tools import Episodes, make_buffer
+
+from vlmrb.replay.buffer import VLMReplayBuffer
+from vlmrb.replay.terms import VLMTerm
+from vlmrb.scoring.backends import Answer, Backend
+from vlmrb.scoring.clips import ClipBatch
+from vlmrb.scoring.scorer import Scorer
+from vlmrb.scoring.service import ScoringService
+from vlmrb.scoring.student.config import StudentConfig
+
+Judge = Callable[[ClipBatch], NDArray[np.float32]]
+
+
+class Shown:
+    """Observations are the snapshots themselves."""
+
+    name = "shown"
+
+    def render(self, snapshots: NDArray, frame_size: int | None = None) -> NDArray[np.uint8]:
+        raise AssertionError("nobody asks for frames")
+
+    def observe(self, snapshots: NDArray) -> NDArray:
+        return snapshots
+
+
+def truth(clips: ClipBatch) -> NDArray[np.float32]:
+    """The scorer's opinion: every third episode is good."""
+    return np.where(clips.snapshots[:, 0, 0] % 3 == 0, 0.9, 0.2).astype(np.float32)
+
+
+class Oracle(Scorer):
+    name, version, needs = "oracle", "1", "snapshots"
+
+    def score(self, clips: ClipBatch) -> NDArray[np.float32]:
+        return truth(clips)
+
+
+class Scripted(Backend):
+    """Answers when it is told to, and keeps what it was shown and told."""
+
+    def __init__(self, judge: Judge) -> None:
+        self.judge = judge
+        self.batches: list[tuple[int, ClipBatch]] = []
+        self.answers: list[Answer] = []
+        self.told: dict[int, float] = {}
+        self.shown: list[int] = []
+        self.open = True
+
+    @property
+    def accepting(self) -> bool:
+        return self.open and not self.dead
+
+    def submit(self, ticket: int, clips: ClipBatch) -> None:
+        self.batches.append((ticket, clips))
+        known = np.zeros(len(clips), bool) if clips.answers is None else ~np.isnan(clips.answers)
+        self.shown += clips.clip_ids[~known].tolist()
+        if clips.answers is not None:
+            self.told |= dict(zip(clips.clip_ids[known].tolist(), clips.answers[known].tolist(), strict=True))
+
+    def collect(self) -> list[Answer]:
+        answers, self.answers = self.answers, []
+        return answers
+
+    def close(self) -> None:
+        self.batches.clear()
+
+    def answer(self, good: bool = True) -> None:
+        for ticket, clips in self.batches:
+            self.answers.append(Answer(ticket, self.judge(clips)) if good else Answer(ticket, error="raised"))
+        self.batches.clear()
+
+
+class Desk:
+    """A service whose scorer and student answer when they are told to."""
+
+    def __init__(
+        self, guess: Judge, buffer: VLMReplayBuffer | None = None, scoring: dict[str, Any] | None = None, **student: Any
+    ) -> None:
+        self.buffer = buffer or make_buffer(terms=[VLMTerm(0.5)])
+        self.student, self.scorer = Scripted(guess), Scripted(truth)
+        defaults = {"min_positives": 2, "look_again": 0}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("vlmrb.scoring.service.make_backend", lambda *_: self.scorer)
+            patch.setattr("vlmrb.scoring.student.desk.make_backend", lambda *_: self.student)
+            self.service = ScoringService(
+                self.buffer, Oracle(), Shown(), student=StudentConfig(**defaults | student), **scoring or {}
+            )
+        assert self.service.desk is not None
+        self.desk = self.service.desk
+        self.episodes = Episodes(end=0.3)
+
+    def clips(self, count: int) -> list[int]:
+        """Completes clips and lets the student look at them; returns their ids."""
+        assert self.buffer.clips is not None
+        first = self.buffer.clips.emitted
+        while self.buffer.clips.emitted < first + count:
+            self.buffer.extend(self.episodes.block(1))
+        table = self.buffer.clips.table()["clip_id"]
+        self.turn()
+        return [int(clip_id) for clip_id in table[-(self.buffer.clips.emitted - first) :]]
+
+    def turn(self) -> None:
+        for _ in range(3):
+            self.service.poll(0)
+            self.student.answer()
+        self.service.poll(0)
+
+    def score(self) -> None:
+        while self.service.queue.waiting or self.scorer.batches:
+            self.scorer.answer()
+            self.service.poll(0)
+        self.scorer.answer()
+        self.service.poll(0)
+
+    def trusted(self) -> None:
+        """Earns trust."""
+        while not self.desk.trust.trusted:
+            self.clips(4)
+            self.score()
+        self.turn()
+
+    def written(self, ids: Sequence[int]) -> list[tuple[float, bool]]:
+        assert self.buffer.clips is not None
+        table = self.buffer.clips.table()
+        rows = [int(np.flatnonzero(table["clip_id"] == clip_id)[0]) for clip_id in ids]
+        return [(float(table["score"][row]), bool(table["guessed"][row])) for row in rows]
+
+
+def right(clips: ClipBatch) -> NDArray[np.float32]:
+    return np.where(truth(clips) > 0.5, 0.999, 0.001).astype(np.float32)
+
+
+def unsure(clips: ClipBatch) -> NDArray[np.float32]:
+    return np.full(len(clips), 0.6, np.float32)
+
+
+def check_counts(service: ScoringService) -> dict[str, float]:
+    stats = service.stats()
+    places = ("scored", "waiting", "in_flight", "stale", "dropped", "student_guessed", "student_passed")
+    assert stats["emitted"] == sum(stats[place] for place in places)
+    return stats
+
+
+def test_until_it_is_trusted_the_scorer_sees_every_clip_and_it_hears_every_answer() -> None:
+    desk = Desk(right, min_positives=1000)
+    ids = desk.clips(30)
+    desk.score()
+    desk.turn()
+    assert sorted(desk.scorer.shown) == sorted(ids)
+    assert desk.student.told == pytest.approx(dict(zip(ids, (score for score, _ in desk.written(ids)), strict=True)))
+    assert not any(guessed for _, guessed in desk.written(ids))
+    assert desk.desk.trust.recall == 1.0
+    check_counts(desk.service)
+
+
+def test_answering_sure_guesses_stand_for_scores_and_the_scorer_is_asked_about_the_others() -> None:
+    desk = Desk(right)
+    desk.trusted()
+    desk.scorer.shown.clear()
+    ids = desk.clips(20)
+    desk.score()
+    assert desk.scorer.shown == []
+    written = desk.written(ids)
+    assert all(guessed for _, guessed in written)
+    assert desk.buffer.clips is not None
+    expected = truth(desk.buffer.clips.batch(ids)) > 0.5
+    assert [score > 0.5 for score, _ in written] == expected.tolist()
+    assert 0 < expected.sum() < len(ids)
+    desk.student.judge = unsure
+    ids = desk.clips(20)
+    desk.score()
+    assert sorted(desk.scorer.shown) == sorted(ids)
+    assert not any(guessed for _, guessed in desk.written(ids))
+    assert check_counts(desk.service)["student_guessed"] == len(expected)
+
+
+def test_screening_only_the_scorer_counts_and_sure_negatives_stay_unscored() -> None:
+    desk = Desk(right, role="screening")
+    desk.trusted()
+    desk.scorer.shown.clear()
+    ids = desk.clips(20)
+    desk.score()
+    assert desk.buffer.clips is not None
+    positive = truth(desk.buffer.clips.batch(ids)) > 0.5
+    assert sorted(desk.scorer.shown) == [clip_id for clip_id, yes in zip(ids, positive, strict=True) if yes]
+    for (score, guessed), yes in zip(desk.written(ids), positive, strict=True):
+        assert not guessed
+        assert score > 0.5 if yes else np.isnan(score)
+    assert check_counts(desk.service)["student_passed"] == (~positive).sum()
+
+
+def test_audited_clips_go_to_the_scorer_whatever_it_thinks_and_take_its_trust_away() -> None:
+    desk = Desk(right, scoring={"audit_share": 1.0})
+    desk.trusted()
+    desk.scorer.shown.clear()
+    desk.student.judge = lambda clips: np.full(len(clips), 0.001, np.float32)  # it has forgotten everything
+    ids = desk.clips(12)
+    desk.score()
+    assert sorted(desk.scorer.shown) == sorted(ids)
+    assert not desk.desk.trust.trusted
+
+
+def test_what_it_thinks_otherwise_of_later_is_put_right() -> None:
+    desk = Desk(right, look_again=100)
+    desk.trusted()
+    desk.student.judge = lambda clips: np.full(len(clips), 0.001, np.float32)
+    ids = desk.clips(20)
+    assert all(score < 0.5 and guessed for score, guessed in desk.written(ids))
+    desk.student.judge = right
+    desk.scorer.shown.clear()
+    for _ in range(20):
+        desk.turn()
+        desk.clips(1)
+    assert desk.buffer.clips is not None
+    expected = truth(desk.buffer.clips.batch(ids)) > 0.5
+    assert [score > 0.5 for score, _ in desk.written(ids)] == expected.tolist()
+    assert check_counts(desk.service)["student_changed"] >= expected.sum() > 0
+
+
+def test_a_student_that_fails_on_clips_or_dies_leaves_them_to_the_scorer() -> None:
+    desk = Desk(right, min_positives=1000)
+    desk.buffer.extend(desk.episodes.block(9))
+    desk.service.poll(0)
+    desk.student.answer(good=False)
+    desk.turn()
+    desk.score()
+    assert check_counts(desk.service)["scored"] == desk.buffer.stats()["clips_emitted"] > 0
+    desk.buffer.extend(desk.episodes.block(9))
+    desk.student.open = False
+    desk.service.poll(0)
+    desk.student.dead = "it died"
+    desk.service.poll(0)
+    desk.score()
+    stats = check_counts(desk.service)
+    assert stats["scored"] == stats["emitted"]
+
+
+def test_guesses_that_are_made_as_if_half_were_positive_are_corrected_by_how_many_are() -> None:
+    desk = Desk(lambda clips: np.full(len(clips), 0.5, np.float32), min_positives=1000)
+    desk.clips(30)
+    desk.score()
+    prior = desk.desk.trust.prior
+    assert 0.15 < prior < 0.5
+    desk.scorer.open = False  # they stay where they can be seen
+    desk.clips(3)
+    guesses = [content.guess for content in desk.service.queue.waiting.values()]
+    assert guesses
+    assert guesses == pytest.approx([prior] * len(guesses))
+
+
+def test_a_resumed_desk_has_the_same_clips_and_evidence_and_tells_a_new_student_again() -> None:
+    desk = Desk(right, role="screening", look_again=100)
+    desk.trusted()
+    desk.clips(20)
+    desk.score()
+    desk.student.open = False  # what comes now stays at the desk
+    desk.buffer.extend(desk.episodes.block(9))
+    desk.service.poll(0)
+    waiting = len(desk.desk)
+    assert waiting > 0
+    buffer = make_buffer(terms=[VLMTerm(0.5)])
+    buffer.load_state_dict(desk.buffer.state_dict())
+    again = Desk(right, buffer=buffer, role="screening", look_again=100)
+    again.service.load_state_dict(desk.service.state_dict())
+    assert len(again.desk) == waiting
+    assert again.desk.trust.recall == desk.desk.trust.recall
+    assert again.desk.trust.trusted
+    before, after = check_counts(desk.service), check_counts(again.service)
+    assert {name: after[name] for name in before if name.startswith("student_")} == pytest.approx(
+        {name: value for name, value in before.items() if name.startswith("student_")}, nan_ok=True
+    )
+    again.turn()
+    assert buffer.clips is not None
+    assert again.student.told == pytest.approx(dict(buffer.clips.scored(10_000)))
+    again.score()
+    assert check_counts(again.service)["waiting"] == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.sampled_from(["extend", "extend", "poll", "student", "scorer", "fail", "shut", "open"]), max_size=60),
+    st.sampled_from(["answering", "screening"]),
+    st.sampled_from([right, unsure]),
+    st.sampled_from([0.0, 0.3]),
+)
+def test_whatever_happens_no_clip_is_lost_from_the_counts_and_scores_are_the_scorers(
+    events: list[str], role: str, guess: Judge, audit_share: float
+) -> None:
+    buffer = make_buffer(capacity=64, terms=[VLMTerm(0.5)])
+    desk = Desk(guess, buffer, {"audit_share": audit_share, "max_waiting": 5}, role=role, look_again=10)
+    for event in [*events, "open", *["poll", "student", "poll", "scorer"] * 60, "poll"]:
+        if event == "extend":
+            buffer.extend(desk.episodes.block(6))
+        elif event == "poll":
+            desk.service.poll(0)
+        elif event in ("student", "fail"):
+            desk.student.answer(good=event == "student")
+        elif event == "scorer":
+            desk.scorer.answer()
+        else:
+            desk.student.open = event == "open"
+        check_counts(desk.service)
+    stats = check_counts(desk.service)
+    assert stats["waiting"] == stats["in_flight"] == 0
+    assert buffer.clips is not None
+    for clip_id, score in buffer.clips.scored(10_000):
+        assert score == truth(buffer.clips.batch([clip_id]))[0]
