@@ -10,7 +10,7 @@ from report_runs import SCORED, leave_run, settings_of, tasks_in, texts
 from test_report_runs import HEAD
 
 from vlmrb.cli import main
-from vlmrb.experiments.report.command import report, warnings_on
+from vlmrb.experiments.report.command import read_all, report, warnings_on
 from vlmrb.experiments.report.factor_tables import FACTORS, factor_table
 from vlmrb.experiments.report.kept import read_results
 from vlmrb.experiments.report.runs import read_run
@@ -89,6 +89,24 @@ def test_foreign_and_damaged_results_are_refused(tmp_path: Path, text: str, erro
     with pytest.raises(ValueError, match=error) as caught:
         read_results(path)
     assert str(caught.value).startswith(f"{path} is ")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ('{"corpus": {}, "label": "success", "scorers": [{"label": "a", "name": "a", "class_path": "b"}]}', "by_label"),
+        ('{"corpus": {}, "label": "success", "scorers": 5}', "'int' object is not iterable"),
+        (
+            '{"rows": [{"model": "a", "stream": "all frames different", "ours clips/s": 0, "peak MiB": 1}]}',
+            "division by zero",
+        ),
+    ],
+)
+def test_damaged_calibrations_and_benchmarks_are_named(tmp_path: Path, text: str, error: str) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"^{path} is damaged: .*{error}"):
+        read_all([tmp_path])
 
 
 def test_last_row_of_results_needs_no_newline(tmp_path: Path) -> None:

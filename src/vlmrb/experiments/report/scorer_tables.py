@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vlmrb.experiments.report.files import damaged, read_json
 from vlmrb.experiments.report.paper import paper
-from vlmrb.experiments.report.runs import read_json
 from vlmrb.experiments.report.settings import ScorerName, known_vlm, named_scorer
-from vlmrb.experiments.report.table import Cell, Column, Number, Row, Table
+from vlmrb.experiments.report.table import Cell, Column, Number, Row, Table, to_markdown
 
 _PROMPTS = {
     "base": ("grid", "manipulation"),
@@ -23,17 +23,37 @@ _LABELS = {"success": "strict success", "milestone": "milestone"}
 
 
 def read_calibration(path: Path) -> dict[str, Any] | None:
-    """Returns a calibration's report.json, ``None`` if the file is something else."""
+    """Returns a calibration's report.json, ``None`` if the file is something else.
+
+    Raises:
+        ValueError: it is one, and damaged.
+    """
     content = read_json(path)
-    return content if content and {"corpus", "scorers", "label"} <= content.keys() else None
+    if content is None or not {"corpus", "scorers", "label"} <= content.keys():
+        return None
+    return _required(path, content, bins_table, reliability_table, models_table, prompts_table)
 
 
 def read_benchmark(path: Path) -> dict[str, Any] | None:
-    """Returns what benchmarks/scorer.py wrote, ``None`` if the file is something else."""
+    """Returns what benchmarks/scorer.py wrote, ``None`` if the file is something else.
+
+    Raises:
+        ValueError: it is that, and damaged.
+    """
     content = read_json(path)
     rows = content.get("rows") if content else None
     usable = isinstance(rows, list) and rows and isinstance(rows[0], dict) and {"model", "ours clips/s"} <= set(rows[0])
-    return content if usable else None
+    return _required(path, content, sizes_table) if content and usable else None
+
+
+def _required(path: Path, content: dict[str, Any], *tables: Callable[[list[dict[str, Any]]], Table]) -> dict[str, Any]:
+    """Returns what a file holds if all its tables can be made of it, so that one that is damaged is named."""
+    try:
+        for table in tables:
+            to_markdown(table([content]))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise damaged(path, f"it lacks {error}" if isinstance(error, KeyError) else str(error)) from error
+    return content
 
 
 def bins_table(reports: Sequence[Mapping[str, Any]]) -> Table:
