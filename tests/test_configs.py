@@ -76,6 +76,7 @@ OVERLAYS = {
     "replay/vlm_td scorer/shuffled": "control_remembered",
     "replay/vlm_reward scorer/corrupted": "control_demoted",
     "replay/vlm scorer/wrong": "control_promoted",
+    "replay/vlm scorer/student": "student_to_scorer",
     "replay/vlm scorer/budget": "budget_used",
 }
 
