@@ -86,6 +86,15 @@ def test_line_names_success_and_share_scored(clock: Clock, capsys: pytest.Captur
     assert "success 0.50, 100 steps/s, scored 99%, ε 0.25" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("share", "says"), [(0.354, "scored 99%, waiting for it 35%, ε"), (0.004, "scored 99%, ε")])
+def test_line_says_that_training_waits_if_it_does(
+    share: float, says: str, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agent = module(scoring=SimpleNamespace(stats=lambda: {"share_scored": 0.987, "throttled_share": share}))
+    run(ProgressBar(), clock, agent, batches=1, seconds=1.0)
+    assert says in capsys.readouterr().out
+
+
 def test_resumed_run_counts_from_where_it_was(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     run(ProgressBar(), clock, module(env_steps=9_000), batches=5, seconds=1.0)
     assert capsys.readouterr().out.startswith("9,500 of 10,000 env steps (95%), 00:05 gone, 00:05 to go")

@@ -126,3 +126,27 @@ def test_nothing_is_left_running_after_a_kill(running: Fit) -> None:
     os.kill(running.process.pid, signal.SIGKILL)
     assert running.exit_code() == -signal.SIGKILL
     running.assert_nothing_is_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_training_that_waits_for_a_scorer_of_a_clip_in_two_minutes_ends_at_once(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    slow = ["-c", "configs/scorer/paced.yaml", "--scoring.scorer.init_args.clips_per_s", "0.01"]
+    waits = ["--scoring.max_delay_env_steps", "1024", "--scoring.timeout_s", "10000", "--scoring.cache", "null"]
+    fit = Fit(tmp_path / "run", "--training.total_env_steps", "1024000", *slow, *waits)
+    try:
+        fit.wait_for_a_checkpoint()  # at 1024 env steps; the first clips are overdue soon after
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:  # a few blocks take far less
+            assert fit.process.poll() is None, fit.output()
+            time.sleep(0.1)
+        begin = time.monotonic()
+        os.kill(fit.process.pid, number)
+        assert fit.exit_code() == code, fit.output()
+        assert time.monotonic() - begin < 60
+        fit.assert_nothing_is_left()
+        assert fit.saved_env_steps() <= 4096  # it did wait
+    finally:
+        fit.close()
