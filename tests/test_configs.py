@@ -77,6 +77,7 @@ OVERLAYS = {
     "replay/vlm_reward scorer/corrupted": "control_demoted",
     "replay/vlm scorer/wrong": "control_promoted",
     "replay/vlm scorer/student": "student_to_scorer",
+    "replay/vlm scorer/flipped": "control_turned",
     "replay/vlm scorer/budget": "budget_used",
 }
 

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
 
-from vlmrb.scoring.controls import Corrupted, Shuffled
+from vlmrb.scoring.controls import Corrupted, Flipped, Shuffled
 from vlmrb.scoring.scorer import ScoreControl
 
 SCORES = hnp.arrays(np.float32, st.integers(0, 60), elements=st.floats(0, 1, width=32))
 CONTROLS = [
     pytest.param(lambda: Shuffled(memory=7, seed=3), id="shuffled"),
     pytest.param(lambda: Corrupted(kappa=0.4, seed=3), id="corrupted"),
+    pytest.param(lambda: Flipped(rate=0.4, seed=3), id="flipped"),
 ]
 
 
@@ -152,3 +153,23 @@ def test_corrupted_without_a_negative_so_far_demotes_to_zero():
 def test_corrupted_by_more_than_everything_is_refused(setting, value):
     with pytest.raises(ValueError, match=rf"^{setting} of the corrupted control must lie in \[0, 1\], got [^\n]*$"):
         Corrupted(**{setting: value})
+
+
+class TestFlipped:
+    def test_turns_its_share_of_the_scores_round_whatever_they_are(self):
+        scores, control = stream(20_000), Flipped(rate=0.25, seed=1)
+        answer = control.apply(scores)
+        turned = answer != scores
+        np.testing.assert_allclose(answer[turned], 1 - scores[turned], rtol=1e-6)
+        for part in (scores > 0.5, scores <= 0.5):
+            share, count = turned[part].mean(), part.sum()
+            assert stats.binomtest(int(share * count), int(count), 0.25).pvalue > 1e-4
+        assert control.stats() == {"turned": float(turned.sum())}
+
+    def test_of_rate_0_leaves_all_scores_as_they_are(self):
+        assert np.array_equal(Flipped(rate=0).apply(stream()), stream())
+
+    @pytest.mark.parametrize("rate", [-0.1, 0.6, float("nan")])
+    def test_a_rate_that_is_none_is_refused(self, rate):
+        with pytest.raises(ValueError, match="rate of the flipped control"):
+            Flipped(rate)

@@ -1,7 +1,7 @@
 """Control experiments: scores spoiled in a known way on their way into the buffer (method, section 9).
 
 A control changes answers in the order in which they arrive and on the learner's side. So the cache keeps clean
-scores, and a control's state travels in the checkpoint. Both controls treat the answers as a stream: how it is cut
+scores, and a control's state travels in the checkpoint. All controls treat the answers as a stream: how it is cut
 into batches changes nothing.
 """
 
@@ -154,4 +154,47 @@ class Corrupted:
         self._demoted = state["demoted"]
         self._promoted = state["promoted"]
         self._worst_debt = state["worst_debt"]
+        self._rng.bit_generator.state = state["rng"]
+
+
+class Flipped:
+    """Turns each score r into 1 − r with probability ``rate``: symmetric noise, as of a scorer that errs both ways.
+
+    Unlike `Corrupted` it makes more positives of rare ones: where a tenth of the clips is positive, a rate of 0.1 makes
+    that 18 %, half of it wrong.
+
+    Args:
+        rate: probability of turning a score round, in [0, 0.5]. Higher → less is left of what scores say; 0.5 → nothing.
+        seed: of the control's own generator.
+
+    Raises:
+        ValueError: ``rate`` lies outside [0, 0.5].
+    """
+
+    name = "flipped"
+
+    def __init__(self, rate: float = 0.1, seed: int = 0) -> None:
+        if not 0.0 <= rate <= 0.5:
+            raise ValueError(f"rate of the flipped control must lie in [0, 0.5], got {rate}")
+        self.rate = rate
+        self._rng = np.random.default_rng(seed)
+        self._turned = 0
+
+    def apply(self, scores: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Turns some of the next scores of the stream round, ``float32[B]`` in [0, 1] → ``float32[B]``."""
+        turned = self._rng.random(len(scores)) < self.rate
+        self._turned += int(turned.sum())
+        return np.where(turned, 1 - scores, scores).astype(np.float32)
+
+    def stats(self) -> dict[str, float]:
+        """Returns how many clips' scores were ``turned``."""
+        return {"turned": float(self._turned)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns everything that decides future answers, as plain numbers and strings."""
+        return {"turned": self._turned, "rng": self._rng.bit_generator.state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues exactly where ``state`` was taken."""
+        self._turned = state["turned"]
         self._rng.bit_generator.state = state["rng"]
