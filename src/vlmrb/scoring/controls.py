@@ -164,7 +164,7 @@ class Flipped:
     that 18 %, half of it wrong.
 
     Args:
-        rate: probability of turning a score round, in [0, 0.5]. Higher → less is left of what scores say; 0.5 → nothing.
+        rate: probability of turning a score round, in [0, 0.5]. Higher → scores say less; at 0.5, nothing.
         seed: of the control's own generator.
 
     Raises:
