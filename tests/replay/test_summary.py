@@ -12,7 +12,7 @@ from vlmrb.replay.config import ReplayConfig
 from vlmrb.replay.summary import formula, idle_settings
 
 OVERLAYS = Path(__file__).parents[2] / "configs" / "replay"
-TERMS = {"td", "vlm", "age", "rank", "relo", "rules", "ero", "aer", "her", "score_reward"}
+TERMS = {"td", "vlm", "credit", "age", "rank", "relo", "rules", "ero", "aer", "her", "score_reward"}
 SCHEME = TERMS | {"lam_max", "warmup_fraction", "stratified", "importance_weights"}
 
 FORMULAS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from tests.scoring.replay_tools import Episodes, make_buffer
 
 from vlmrb.replay.buffer import VLMReplayBuffer
+from vlmrb.replay.credit import CreditTerm
 from vlmrb.replay.terms import VLMTerm
 from vlmrb.scoring.backends import Answer, Backend
 from vlmrb.scoring.clips import ClipBatch
@@ -88,7 +90,7 @@ class Desk:
     def __init__(
         self, guess: Judge, buffer: VLMReplayBuffer | None = None, scoring: dict[str, Any] | None = None, **student: Any
     ) -> None:
-        self.buffer = buffer or make_buffer(terms=[VLMTerm(0.5)])
+        self.buffer = make_buffer(terms=[VLMTerm(0.5)]) if buffer is None else buffer
         self.student, self.scorer = Scripted(guess), Scripted(truth)
         defaults = {"min_positives": 2, "look_again": 0}
         with pytest.MonkeyPatch.context() as patch:
@@ -317,3 +319,35 @@ def test_whatever_happens_no_clip_is_lost_from_the_counts_and_scores_are_the_sco
     assert buffer.clips is not None
     for clip_id, score in buffer.clips.scored(10_000):
         assert score == truth(buffer.clips.batch([clip_id]))[0]
+
+
+def test_what_made_a_clip_positive_is_credited_if_it_counts_as_such() -> None:
+    buffer = make_buffer(terms=[VLMTerm(0.5), CreditTerm(window=0)])
+
+    class Telling(Scripted):
+        def answer(self, good: bool = True) -> None:
+            super().answer(good)
+            for place, found in enumerate(self.answers):
+                assert found.scores is not None
+                logits = np.full((len(found.scores), 3), -3.0, np.float32)
+                logits[:, 1] = np.log(found.scores / (1 - found.scores))
+                self.answers[place] = replace(found, details=logits)
+
+    desk = Desk(right, buffer)
+    telling = Telling(right)
+    desk.student = desk.desk._backend = telling
+    desk.trusted()
+    desk.clips(20)
+    desk.score()
+    desk.turn()
+    assert buffer.clips is not None
+    columns, decided = buffer.columns, 0
+    for clip_id, score in zip(*(buffer.clips.table()[name].tolist() for name in ("clip_id", "score")), strict=True):
+        rows = buffer.clips.rows_of([clip_id])
+        credit = columns["credit"].numpy()[rows.slots]
+        if score > 0.5:
+            assert credit.tolist() == (rows.positions == 1).tolist()
+            decided += 1
+        else:
+            assert (credit == 1).all()
+    assert decided > 5

@@ -61,6 +61,11 @@ class ScoringCallback(Callback):
         """
         if stage == "fit":
             self.config.require_for(pl_module.training_config.frames_per_batch, pl_module.replay.clip_length)
+        if stage == "fit" and pl_module.replay.credit is not None and self.config.student is None:
+            raise ValueError(
+                "replay.credit takes a student that says what made a clip positive: set scoring.student, as "
+                "configs/scorer/student.yaml does, or replay.credit to null"
+            )
         if stage == "fit" and self.scorer is None and pl_module.needs_scores:
             raise ValueError(
                 "replay.vlm and replay.score_reward read clip scores, but scoring.scorer is not set: name a scorer, or "

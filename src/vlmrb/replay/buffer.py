@@ -17,6 +17,7 @@ from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
 from vlmrb.replay.blocks import Form
 from vlmrb.replay.clips import ClipStore
 from vlmrb.replay.columns import WriteResult, whole_numbers
+from vlmrb.replay.credit import CreditTerm
 from vlmrb.replay.hindsight import NEXT, HindsightTransform
 from vlmrb.replay.monitor import SCORED_KINDS, SampleMonitor
 from vlmrb.replay.nstep import NStepTransform
@@ -391,6 +392,21 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         self.clips.set_scores(ids, values, guessed)
         written = len(np.unique(rows.which))
         return WriteResult(written, len(ids) - written)
+
+    def write_credit(self, clip_ids: Sequence[int], decisive: NDArray[np.bool_], source: str = "write_credit") -> None:
+        """Says which transitions made clips positive; does nothing without a `CreditTerm`.
+
+        Args:
+            clip_ids: B complete clips; those not kept are passed over.
+            decisive: ``bool[B, L − 1]``.
+            source: who says so, for error messages.
+        """
+        term = next((term for term in self.terms if isinstance(term, CreditTerm)), None)
+        if term is None or self.clips is None or not len(clip_ids):
+            return
+        rows = self.clips.rows_of(clip_ids)
+        credit = term.credits(decisive)[rows.which, rows.positions]
+        self.write_column(term.column, rows.slots, rows.generations, credit, source=source)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """TorchRL's name for `update_td_error`, with |δ| under ``td_error``."""

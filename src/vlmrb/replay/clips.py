@@ -31,11 +31,13 @@ class ClipRows(NamedTuple):
         which: ``int64[K]``, position of each row's clip among the clips asked for.
         slots: ``int64[K]``.
         generations: ``int64[K]``, the slots' generations when the rows were written.
+        positions: ``int64[K]``, the rows' places in their clips, 0 to L − 2.
     """
 
     which: NDArray[np.int64]
     slots: NDArray[np.int64]
     generations: NDArray[np.int64]
+    positions: NDArray[np.int64]
 
 
 class ClipStore:
@@ -239,7 +241,7 @@ class ClipStore:
         which, entries = np.array(kept, np.int64).reshape(-1, 2).T
         slots = self._slots[entries]
         clip, position = np.nonzero(slots >= 0)
-        return ClipRows(which[clip], slots[clip, position], self._generations[entries][clip, position])
+        return ClipRows(which[clip], slots[clip, position], self._generations[entries][clip, position], position)
 
     def rows_at(self, index: NDArray[np.int64]) -> NDArray[np.int32]:
         """Returns how many rows the clips of the rows in slots ``int64[K]`` have in all; 0 of a clip still open."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vlmrb.ranges import AT_LEAST_ONE, POSITIVE, SHARE, require
+from vlmrb.replay.credit import CreditTerm
 from vlmrb.replay.ero import EROTerm
 from vlmrb.replay.rank import RankTerm
 from vlmrb.replay.relo import ReLoTerm
@@ -66,6 +67,20 @@ class AgeConfig:
 
 
 @dataclass(frozen=True)
+class CreditConfig:
+    """Finer credit than by whole clips; see `vlmrb.replay.credit.CreditTerm`.
+
+    Attributes:
+        window: env steps before the decisive transition that are credited as well. Higher → more rows of a positive
+            clip are replayed often.
+        floor: factor of the other rows of a positive clip, in [0, 1). Higher → nearer to crediting the whole clip.
+    """
+
+    window: int = 8
+    floor: float = 0.0
+
+
+@dataclass(frozen=True)
 class ImportanceConfig:
     """Importance weights from the mixture, β rising linearly over the whole run.
 
@@ -93,6 +108,8 @@ class ReplayConfig:
             Higher → a gentler start; 0 starts at ``lam_max``.
         td: |δ| as a factor of the priority, or null.
         vlm: the clip's score as a factor of the priority, or null.
+        credit: which rows of a positive clip its score is about, as a factor of the priority, or null for all alike; a
+            student says it (``scoring.student``).
         age: freshness as a factor of the priority, or null.
         rank: the rank of |δ| as a factor of the priority (rank-based PER), or null.
         relo: the reducible loss as a factor of the priority, or null.
@@ -119,6 +136,7 @@ class ReplayConfig:
     warmup_fraction: float = 0.1
     td: TDConfig | None = None
     vlm: VLMConfig | None = field(default_factory=VLMConfig)
+    credit: CreditConfig | None = None
     age: AgeConfig | None = None
     rank: RankConfig | None = None
     relo: ReLoConfig | None = None
@@ -165,6 +183,8 @@ class ReplayConfig:
             raise ValueError("replay.rules has no effect at lam_max=0: it is about prioritised draws")
         if self.vlm is not None and self.clip_length is None:
             raise ValueError(f"replay.vlm needs clips to score: set replay.clip_length{_ONE_OVERLAY}")
+        if self.credit is not None and self.vlm is None:
+            raise ValueError("replay.credit is about clips with a score: set replay.vlm, or replay.credit to null")
         if self.score_reward is not None and self.clip_length is None:
             raise ValueError(f"replay.score_reward needs clips to score: set replay.clip_length{_ONE_OVERLAY}")
         if self.her is not None and self.n_steps > 1:
@@ -194,6 +214,8 @@ class ReplayConfig:
         terms: list[PriorityTerm] = []
         if self.vlm is not None:
             terms.append(VLMTerm(self.vlm.threshold, self.vlm.unscored, self.vlm.exponent))
+        if self.credit is not None:
+            terms.append(CreditTerm(self.credit.window, self.credit.floor))
         if self.td is not None:
             terms.append(TDTerm(self.td.exponent, self.td.eps))
         if self.age is not None:

@@ -36,6 +36,8 @@ def _factors(replay: ReplayConfig) -> Iterator[str]:
     if replay.vlm is not None:
         positive = f"1[r > {replay.vlm.threshold:g}]" if replay.vlm.threshold is not None else _power("r", replay.vlm)
         yield positive
+    if replay.credit is not None:
+        yield f"credit (window {replay.credit.window})"
     if replay.td is not None:
         yield _power(f"(|δ| + {replay.td.eps:g})" if replay.td.eps else "|δ|", replay.td)
     if replay.rank is not None:

@@ -99,6 +99,7 @@ class StudentDesk:
         threshold: τ, strictly exceeded by a positive score.
         counts: where stale and dropped clips are counted.
         deliver: writes guesses ``float32[B]`` of clips.
+        credit: hears which transitions made clips positive, ``bool[B, L − 1]``.
         at_once: wait for the student's answers, which come within `Backend.submit`.
 
     Attributes:
@@ -116,6 +117,7 @@ class StudentDesk:
         threshold: float,
         counts: Counts,
         deliver: Callable[[list[int], NDArray[np.float32]], None],
+        credit: Callable[[list[int], NDArray[np.bool_]], None],
         at_once: bool = False,
     ) -> None:
         self.trust = Trust(config.min_recall, config.min_positives)
@@ -128,6 +130,7 @@ class StudentDesk:
         self._threshold = threshold
         self._counts = counts
         self._deliver = deliver
+        self._credit = credit
         self._at_once = at_once
         self._new: deque[Entry] = deque()
         self._told: deque[Entry] = deque(maxlen=2 * config.memory_clips)
@@ -204,7 +207,9 @@ class StudentDesk:
                 self._unguessed(entries)
             else:
                 self._report = answer.report
-                self._send_on(entries, self._probabilities(answer))
+                probabilities = self._probabilities(answer)
+                self._send_on(entries, probabilities)
+                self._give_credit(entries, probabilities, answer.details)
 
     def _message(self) -> list[Entry]:
         """Returns what the student is to be handed next: answers first, then new clips, now and then old ones."""
@@ -257,6 +262,20 @@ class StudentDesk:
         if guessed:
             guesses = np.array([probability for _, probability in guessed], np.float32)
             self._deliver([entry.clip_id for entry, _ in guessed], guesses)
+
+    def _give_credit(
+        self, entries: Sequence[Entry], probabilities: NDArray[np.float64], logits: NDArray[np.float32] | None
+    ) -> None:
+        """Says what made clips positive that count as such: by the scorer's answer, or else by a guess that stands."""
+        score = np.array([entry.score for entry in entries])
+        stands = np.array([self._config.role == "answering" and self.trust.trusted] * len(entries))
+        positive = np.where(np.isnan(score), stands & (probabilities > self._threshold), score > self._threshold)
+        if logits is None or not positive.any():
+            return
+        strongest = logits.max(1, keepdims=True)
+        decisive = logits >= np.minimum(strongest, 0.0)  # each that makes a clip positive by itself
+        rows = np.flatnonzero(positive)
+        self._credit([entries[row].clip_id for row in rows.tolist()], decisive[rows])
 
     def _where(self, entry: Entry, probability: float) -> Where:
         if entry.audited or not self.trust.trusted:
@@ -375,4 +394,6 @@ def make_desk(
     student = StudentScorer(config.student, buffer.score_threshold, pixels)
     threshold, at_once = buffer.monitor.threshold, config.backend == "sync"
     backend = make_backend(student, renderer, where)
-    return StudentDesk(config.student, backend, buffer.clips, renderer, queue, threshold, counts, deliver, at_once)
+    return StudentDesk(
+        config.student, backend, buffer.clips, renderer, queue, threshold, counts, deliver, buffer.write_credit, at_once
+    )
