@@ -95,7 +95,7 @@ class Desk:
         defaults = {"min_positives": 2, "look_again": 0}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("vlmrb.scoring.service.make_backend", lambda *_: self.scorer)
-            patch.setattr("vlmrb.scoring.student.desk.make_backend", lambda *_: self.student)
+            patch.setattr("vlmrb.scoring.student.start.make_backend", lambda *_: self.student)
             self.service = ScoringService(
                 self.buffer, Oracle(), Shown(), student=StudentConfig(**defaults | student), **scoring or {}
             )

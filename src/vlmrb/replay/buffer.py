@@ -15,19 +15,20 @@ from torch import Tensor
 from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
 
 from vlmrb.replay.blocks import Form
+from vlmrb.replay.clip_writes import write_clip_credit, write_clip_scores
 from vlmrb.replay.clips import ClipStore
-from vlmrb.replay.columns import WriteResult, whole_numbers
-from vlmrb.replay.credit import CreditTerm
+from vlmrb.replay.columns import WriteResult
 from vlmrb.replay.hindsight import NEXT, HindsightTransform
-from vlmrb.replay.monitor import SCORED_KINDS, SampleMonitor
+from vlmrb.replay.monitor import SampleMonitor
 from vlmrb.replay.nstep import NStepTransform
 from vlmrb.replay.persistence import buffer_state, load_buffer_state
 from vlmrb.replay.priorities import Priorities
+from vlmrb.replay.reports import counters, frequencies, gauges, held_bytes
 from vlmrb.replay.sampler import MixtureSampler
 from vlmrb.replay.schedule import LinearSchedule
 from vlmrb.replay.score_reward import ScoreRewardTransform
 from vlmrb.replay.similarity import STATE, SimilaritySelector
-from vlmrb.replay.storage import GIB, Placement, row_bytes
+from vlmrb.replay.storage import GIB, Placement
 from vlmrb.replay.streams import ENTRY, EPISODE, POSITION
 from vlmrb.replay.terms import PriorityTerm, VLMTerm
 from vlmrb.replay.transform import STAMP, VLMScoreTransform
@@ -379,19 +380,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
             ValueError: a score is not finite or outside [0, 1], their number is wrong, or a clip was never handed out;
                 nothing has changed.
         """
-        if self.clips is None:
-            raise ValueError(f"{source}: this buffer keeps no clips (clip_length is None)")
-        ids = whole_numbers(clip_ids, "clip_ids", source).reshape(-1).tolist()
-        values = self._priorities.columns.checked("score", len(ids), scores, source)
-        if not all(0 <= clip_id < self.clips.next_id for clip_id in ids):
-            raise ValueError(f"{source}: clips {ids} were never handed out (the next id is {self.clips.next_id})")
-        if incomplete := self.clips.incomplete(ids):
-            raise ValueError(f"{source}: clips {incomplete} were never handed out: they are not complete yet")
-        rows = self.clips.rows_of(ids)
-        self.write_column("score", rows.slots, rows.generations, values[rows.which], source=source)
-        self.clips.set_scores(ids, values, guessed)
-        written = len(np.unique(rows.which))
-        return WriteResult(written, len(ids) - written)
+        return write_clip_scores(self, clip_ids, scores, source, guessed)
 
     def write_credit(self, clip_ids: Sequence[int], decisive: NDArray[np.bool_], source: str = "write_credit") -> None:
         """Says which transitions made clips positive; does nothing without a `CreditTerm`.
@@ -401,12 +390,7 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
             decisive: ``bool[B, L − 1]``.
             source: who says so, for error messages.
         """
-        term = next((term for term in self.terms if isinstance(term, CreditTerm)), None)
-        if term is None or self.clips is None or not len(clip_ids):
-            return
-        rows = self.clips.rows_of(clip_ids)
-        credit = term.credits(decisive)[rows.which, rows.positions]
-        self.write_column(term.column, rows.slots, rows.generations, credit, source=source)
+        write_clip_credit(self, clip_ids, decisive, source)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """TorchRL's name for `update_td_error`, with |δ| under ``td_error``."""
@@ -480,52 +464,23 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
 
         ``written/COLUMN`` and ``stale/COLUMN`` count checked writes; ``positives`` are rows with a positive priority.
         """
-        stats = super().stats()
-        stats["env_steps"] = self.env_steps
-        stats["lam"] = self._sampler.lam
-        stats["positives"] = self._sampler.positives
-        stats["scored_rows"] = int(np.count_nonzero(self._priorities.columns.arrays["scored"]))
-        stats["uniform_fallbacks"] = self._sampler.fallbacks
-        for name, spec in self._priorities.columns.specs.items():
-            if spec.late:
-                stats[f"written/{name}"] = self._priorities.written[name]
-                stats[f"stale/{name}"] = self._priorities.stale[name]
-        if self._sampler.beta is not None:
-            stats["beta"] = self._sampler.beta
-        if self.clips is not None:
-            stats["clips"] = len(self.clips)
-            stats["clips_emitted"] = self.clips.emitted
-            stats["clips_expired"] = self.clips.expired
-        stats["bytes"] = self.nbytes
-        return stats
+        return super().stats() | counters(self)
 
     @property
     def nbytes(self) -> int:
         """Bytes held by the rows written, all columns, the priority trees, the clips kept, and what hindsight needs."""
-        rows = row_bytes(self._storage._storage) * len(self) if self._storage.initialized else 0
-        index = 0 if self.hindsight is None else self.hindsight.index.nbytes
-        return rows + index + self._priorities.nbytes + (0 if self.clips is None else self.clips.nbytes)
+        return held_bytes(self)
 
     def replay_frequencies(self) -> dict[str, float]:
         """Returns how sampling treated each kind of row since the last call; see `SampleMonitor.report`.
 
         Without clips there is nothing to say of kinds that depend on scores.
         """
-        found = self.monitor.report(len(self), self._sampler, self._candidates(self._batch_size))
-        if self.clips is not None:
-            return found
-        return {name: value for name, value in found.items() if not name.endswith(SCORED_KINDS)}
+        return frequencies(self)
 
     def gauges(self) -> dict[str, float]:
         """Returns what shows the replay scheme at work, such as the share of rows that a mask keeps; O(N)."""
-        found = self._priorities.gauges(len(self))
-        if self.selector is not None:
-            found |= self.selector.gauges(self.env_steps)
-        if self.score_reward is not None:
-            found |= self.score_reward.gauges()
-        if self.hindsight is not None:
-            found |= self.hindsight.gauges()
-        return found
+        return gauges(self)
 
     # Persistence
 

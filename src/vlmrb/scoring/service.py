@@ -24,7 +24,8 @@ from vlmrb.scoring.policies.named import make_policy
 from vlmrb.scoring.process import make_backend
 from vlmrb.scoring.reception import Reception
 from vlmrb.scoring.scorer import ScoreControl, Scorer, ScorerError, identity, require_thinnable
-from vlmrb.scoring.student.desk import StudentDesk, make_desk
+from vlmrb.scoring.student.desk import StudentDesk
+from vlmrb.scoring.student.start import make_desk
 from vlmrb.scoring.throttle import Throttle
 
 if TYPE_CHECKING:

@@ -6,8 +6,6 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,74 +15,18 @@ from vlmrb.scoring.admission import AdmissionQueue, Content
 from vlmrb.scoring.backends import Answer, Backend
 from vlmrb.scoring.clips import Renderer
 from vlmrb.scoring.meter import Counts
-from vlmrb.scoring.process import make_backend
 from vlmrb.scoring.student.config import StudentConfig
-from vlmrb.scoring.student.scorer import StudentScorer
+from vlmrb.scoring.student.entries import Entry, Sent, Where
 from vlmrb.scoring.student.trust import Trust
 
 if TYPE_CHECKING:
-    from vlmrb.replay.buffer import VLMReplayBuffer
     from vlmrb.replay.clips import ClipStore
-    from vlmrb.scoring.config import ScoringConfig
 
 logger = logging.getLogger(__name__)
 
 BATCH_CLIPS = 64  # most clips in one message to the student
 IN_FLIGHT = 2  # messages not answered yet
 AGAIN_EVERY = 8  # messages between two that look at clips again
-
-
-class Where(Enum):
-    """What becomes of a clip."""
-
-    SCORER = "scorer"
-    STUDENT = "student"  # its guess stands for the score
-    NOBODY = "nobody"
-
-
-@dataclass(slots=True)
-class Entry:
-    """A clip on its way to the queue.
-
-    Attributes:
-        key: see `Content`.
-        clip_id: the clip.
-        completed: env step at which it was completed.
-        described: see `Content`.
-        audited: see `Content`.
-        score: what the scorer has said of it; NaN if it has not.
-        again: it has been guessed before.
-    """
-
-    key: bytes
-    clip_id: int
-    completed: int
-    described: Any = None
-    audited: bool = False
-    score: float = math.nan
-    again: bool = False
-
-    @property
-    def waits(self) -> bool:
-        """Whether nothing has become of the clip yet."""
-        return math.isnan(self.score) and not self.again
-
-
-@dataclass
-class Sent:
-    """Clips that have left the desk in some way, since the run began.
-
-    Attributes:
-        to_scorer: clips sent on to the scorer's queue.
-        guessed: clips for which the student's guess stands now.
-        passed: clips that nobody looks at: surely negative, says the student.
-        changed: clips of the latter two kinds of which it thought otherwise later.
-    """
-
-    to_scorer: int = 0
-    guessed: int = 0
-    passed: int = 0
-    changed: int = 0
 
 
 class StudentDesk:
@@ -354,46 +296,3 @@ class StudentDesk:
         self._told.extend(
             Entry(b"", clip_id, 0, score=score) for clip_id, score in self._clips.scored(2 * self._config.memory_clips)
         )
-
-
-def make_desk(
-    config: ScoringConfig,
-    buffer: VLMReplayBuffer,
-    renderer: Renderer | None,
-    queue: AdmissionQueue,
-    counts: Counts,
-    deliver: Callable[[list[int], NDArray[np.float32]], None],
-    pixels: bool,
-) -> StudentDesk:
-    """Starts a student where the scorer runs, in a process of its own with one thread that gives way to training.
-
-    Args:
-        config: of scoring, with a student.
-        buffer: keeps the clips.
-        renderer: see `StudentDesk`; so are the next three.
-        queue: see there.
-        counts: see there.
-        deliver: see there.
-        pixels: whether the agent observes images.
-
-    Raises:
-        ValueError: there is no renderer, which makes observations of snapshots.
-    """
-    assert config.student is not None
-    assert buffer.clips is not None
-    if renderer is None:
-        raise ValueError("scoring.student looks at observations, which takes a renderer")
-    where = replace(
-        config,
-        batch_clips=BATCH_CLIPS,
-        max_in_flight=IN_FLIGHT,
-        threads=1,
-        duty_cycle=1.0,
-        low_priority=config.backend == "process",
-    )
-    student = StudentScorer(config.student, buffer.score_threshold, pixels)
-    threshold, at_once = buffer.monitor.threshold, config.backend == "sync"
-    backend = make_backend(student, renderer, where)
-    return StudentDesk(
-        config.student, backend, buffer.clips, renderer, queue, threshold, counts, deliver, buffer.write_credit, at_once
-    )
