@@ -61,10 +61,16 @@ class ScoringCallback(Callback):
         """
         if stage == "fit":
             self.config.require_for(pl_module.training_config.frames_per_batch, pl_module.replay.clip_length)
-        if stage == "fit" and pl_module.replay.credit is not None and self.config.student is None:
+        located = self.config.student is not None or self.config.bisect_to is not None
+        if stage == "fit" and pl_module.replay.credit is not None and not located:
             raise ValueError(
-                "replay.credit takes a student that says what made a clip positive: set scoring.student, as "
-                "configs/scorer/student.yaml does, or replay.credit to null"
+                "replay.credit takes somebody who says what made a clip positive: set scoring.student, as "
+                "configs/scorer/student.yaml does, or scoring.bisect_to, or replay.credit to null"
+            )
+        if stage == "fit" and pl_module.replay.credit is None and self.config.bisect_to is not None:
+            raise ValueError(
+                f"scoring.bisect_to={self.config.bisect_to} has no effect without replay.credit: set "
+                "--replay.credit.window, or scoring.bisect_to to null"
             )
         if stage == "fit" and self.scorer is None and pl_module.needs_scores:
             raise ValueError(

@@ -31,6 +31,9 @@ class ScoringConfig:
         budget: how many clips the scorer may be shown; ``None`` for as many as it can take.
         student: a small network that learns what the scorer says, so that it need not be asked about most clips;
             ``None`` asks about all. It runs where the scorer does, in a process of its own, with one thread.
+        bisect_to: frames, at least 2, down to which the scorer is shown halves of positive clips, to find what made
+            them positive (``replay.credit``): about 2·log₂(L ÷ bisect_to) more calls for each. ``None`` does not.
+            Lower → finer credit, more calls.
         max_delay_env_steps: collection waits for the scorer while a clip that was completed longer ago is being scored,
             or could be within the budget; what is older and beyond the budget is dropped. ``None`` never waits. Lower →
             fresher scores and no rows replayed blindly, at the price of speed. At least a few times
@@ -65,6 +68,7 @@ class ScoringConfig:
     audit_share: float = 0.0
     budget: BudgetConfig | None = None
     student: StudentConfig | None = None
+    bisect_to: int | None = None
     max_delay_env_steps: int | None = None
     max_waiting: int = 1024
     batch_clips: int = 16
@@ -90,6 +94,8 @@ class ScoringConfig:
                 raise ValueError(f"scoring.{name}={getattr(self, name)} must be at least 1")
         if self.frames_per_clip is not None and self.frames_per_clip < 2:
             raise ValueError(f"scoring.frames_per_clip={self.frames_per_clip} must be at least 2, or null")
+        if self.bisect_to is not None and self.bisect_to < 2:
+            raise ValueError(f"scoring.bisect_to={self.bisect_to} must be at least 2 frames, or null")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"scoring.threads={self.threads} must be at least 1, or null")
         if not 0 < self.duty_cycle <= 1:

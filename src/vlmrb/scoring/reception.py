@@ -87,12 +87,13 @@ class Reception:
         if self._cache is None:
             keys = [clip_id.to_bytes(8) for clip_id in clip_ids]
         else:
-            keys = self._cache.keys(self._scorer, self._thinned(clips))
+            keys = self._cache.keys(self._scorer, self.thinned(clips))
         return list(zip(keys, [None] * len(keys) if described is None else described, strict=True))
 
     def shown(self, clip_ids: Sequence[int]) -> ClipBatch:
         """Returns clips in the store as the scorer is shown them."""
-        return self._thinned(self._clips.batch(clip_ids, self._renderer))
+        return self.thinned(self._clips.batch(clip_ids, self._renderer))
 
-    def _thinned(self, clips: ClipBatch) -> ClipBatch:
+    def thinned(self, clips: ClipBatch) -> ClipBatch:
+        """Returns clips with the frames that the scorer is shown."""
         return clips if self._frames_per_clip is None else clips.thinned(self._frames_per_clip)

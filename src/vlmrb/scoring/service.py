@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from vlmrb.scoring.admission import AdmissionQueue, Content
 from vlmrb.scoring.audit import Audit
 from vlmrb.scoring.backends import Answer
+from vlmrb.scoring.bisection import Bisection
 from vlmrb.scoring.budget import Budget
 from vlmrb.scoring.cache import ScoreCache
 from vlmrb.scoring.clips import Renderer
@@ -64,6 +65,7 @@ class ScoringService:
         audit: what is drawn to be scored in any case; ``None`` if nothing is.
         throttle: what makes collection wait; ``None`` if nothing does.
         desk: where a student looks at clips; ``None`` without one.
+        bisection: searches positive clips for what made them so; ``None`` does not.
 
     Raises:
         ScorerError: the scorer has no name or version, needs frames that ``frames_per_clip`` leaves out, or cannot be
@@ -117,6 +119,12 @@ class ScoringService:
             self._clips, renderer, scorer, cache, self.audit, self.queue, self.config.frames_per_clip, self.desk
         )
         self._in_flight: dict[int, tuple[list[Content], float]] = {}  # ticket → contents, time of hand-over
+        least = self.config.bisect_to
+        self.bisection = (
+            None
+            if least is None
+            else Bisection(least, buffer.monitor.threshold, self._clips, renderer, buffer.write_credit)
+        )
         self._next_ticket = 0
         self._env_steps = 0
         self._given_up = False
@@ -156,7 +164,7 @@ class ScoringService:
             self.admit(completed[start : start + ADMIT_CLIPS])
         if self.desk is not None:
             self.desk.poll()
-        if self.queue.waiting:
+        if self.queue.waiting or self.bisection:
             self.queue.bound()
             self._hand_over()
 
@@ -220,7 +228,7 @@ class ScoringService:
         deadline = time.monotonic() + timeout_s
         while True:
             self.poll(self._env_steps)
-            if not self.queue and not self.desk:
+            if not (self.queue or self.desk or self.bisection):
                 return True
             spent = self.budget is not None and not self.budget.available and not self._in_flight
             if spent or time.monotonic() >= deadline or self.closed:
@@ -239,6 +247,8 @@ class ScoringService:
             for content in contents:
                 self.queue.put_back(content)
         self._in_flight.clear()
+        if self.bisection is not None:
+            self.bisection.close()
         if not self._refused:
             self._failures.at_the_end(self._counts)
 
@@ -260,7 +270,7 @@ class ScoringService:
             "in_flight": sum(len(content.clip_ids) for content in handed_over),
             "restarts": self._backend.restarts,
         }
-        for part in (self.budget, self.audit, self.throttle, self.desk):
+        for part in (self.budget, self.audit, self.throttle, self.desk, self.bisection):
             stats |= {} if part is None else part.stats()
         if self.control is not None:
             stats |= {f"control_{name}": value for name, value in self.control.stats().items()}
@@ -297,26 +307,41 @@ class ScoringService:
         self._delivery.known(*self.reception.admit(alive, self._env_steps), self._env_steps)
 
     def _hand_over(self) -> None:
-        while self.queue.waiting and self._backend.accepting and len(self._in_flight) < self.config.max_in_flight:
+        """Hands clips over, in turn with windows of positive ones where there are both."""
+        searching = 0 if self.bisection is None else self.bisection.handed_over
+        while self._backend.accepting and len(self._in_flight) + searching < self.config.max_in_flight:
             allowed = self.config.batch_clips
             if self.budget is not None:
                 allowed = min(allowed, self.budget.available)
-            contents = self.queue.choose(allowed) if allowed else []
-            if not contents:
-                break  # nothing more is allowed, or no clip that waited has rows any more
+            clips = None
+            if self.bisection is not None and allowed and not (searching and self.queue.waiting):
+                clips = self.bisection.hand_over(self._next_ticket, allowed)
+            if clips is not None:
+                searching += 1
+                clips = self.reception.thinned(clips)
+            else:
+                contents = self.queue.choose(allowed) if allowed else []
+                if not contents:
+                    break  # nothing more is allowed, or no clip that waited has rows any more
+                self._in_flight[self._next_ticket] = (contents, time.monotonic())
+                clips = self.reception.shown([content.clip_ids[-1] for content in contents])
             if self.budget is not None:
-                self.budget.spend(len(contents))
+                self.budget.spend(len(clips))
             ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
-            self._in_flight[ticket] = (contents, time.monotonic())
-            self._backend.submit(ticket, self.reception.shown([content.clip_ids[-1] for content in contents]))
+            self._backend.submit(ticket, clips)
             if self.config.backend == "sync":
                 self._take(self._backend.collect())
+                searching = 0
 
     def _take(self, answers: Sequence[Answer]) -> None:
         settled: list[Content] = []
         scores: list[NDArray[np.float32]] = []
         broken = ""
         for found in answers:
+            if self.bisection is not None and self.bisection.answered(found):
+                self._counts.failures += found.scores is None
+                broken = broken or (found.error if found.fatal else "")
+                continue
             contents, handed_over = self._in_flight.pop(found.ticket)
             if found.scores is not None:
                 self.meter.answered(len(contents), time.monotonic() - handed_over, found.busy_s, found.report)
@@ -349,6 +374,9 @@ class ScoringService:
         written = self._delivery.scored(contents, scores, self._env_steps)
         if self.desk is not None:
             self.desk.answered(contents, written)
+        if self.bisection is not None:
+            for clip_id, score in written.items():
+                self.bisection.begin(clip_id, score)
 
     def _give_up(self) -> None:
         self._given_up = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -251,15 +252,19 @@ def _figure(row: Mapping[str, Any], column: str) -> Number:
 
 def _measured(arm: Arm, task: Task, columns: Sequence[str]) -> dict[str, Cell]:
     values, reached = {}, {}
+    never: dict[str, Cell] = {}
     for column in columns:
         if column == "best":
             values[column] = arm.best()
         elif column == "to_0.8":
             values[column], reached[column] = arm.steps_to(0.8)
         elif (baseline := task.arm(column.removeprefix("to_"))) is not None:
-            values[column], reached[column] = arm.steps_to(float(baseline.best().mean()))
+            if baseline.target is None:
+                never[column] = Number(math.nan, why=baseline.never)
+            else:
+                values[column], reached[column] = arm.steps_to(baseline.target)
     found = means(list(values.values()))
-    return {column: Number.of(one, reached.get(column)) for column, one in zip(values, found, strict=True)}
+    return never | {column: Number.of(one, reached.get(column)) for column, one in zip(values, found, strict=True)}
 
 
 def _in_order(levels: Mapping[Level, Any], words: Mapping[str, str]) -> list[Level]:

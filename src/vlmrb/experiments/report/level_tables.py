@@ -31,6 +31,11 @@ class Pair:
         """The baseline's best success: the mean over seeds of their best evaluations."""
         return float(self.baseline.best().mean())
 
+    @property
+    def never(self) -> str:
+        """Says that the baseline never succeeded, where it did not, and so nothing can be reached."""
+        return self.baseline.never if self.baseline.target is None else ""
+
 
 def level_table(tasks: Sequence[Task], baseline: str) -> Table:
     """Compares with one baseline, the paper's levels first.
@@ -109,8 +114,13 @@ def gains_table(tasks: Sequence[Task]) -> Table:
             here = {standing(pair.task).level for pairs in found.values() for pair in pairs}
             cells: dict[str, Cell] = {**printed, "scheme": scheme, "levels": f"{len(here)} of {len(levels)}"}
             for baseline, pairs in found.items():
-                success = relative([p.ours.best() for p in pairs], [p.baseline.best() for p in pairs])
-                cells |= {f"success_{baseline}": Number.of(success), f"steps_{baseline}": Number.of(_less_steps(pairs))}
+                never = _never(pairs)
+                cells[f"steps_{baseline}"] = never or Number.of(_less_steps(pairs))
+                if all(pair.never for pair in pairs):
+                    cells[f"success_{baseline}"] = never
+                else:
+                    success = relative([p.ours.best() for p in pairs], [p.baseline.best() for p in pairs])
+                    cells[f"success_{baseline}"] = Number.of(success)
             rows.append(Row(cells))
         if not schemes:
             rows.append(Row({**printed, "levels": f"0 of {len(levels)}"}))
@@ -155,15 +165,24 @@ def _compared(pairs: Sequence[Pair]) -> dict[str, Cell]:
         "scheme": pairs[0].ours.name,
         "success": Number.of(mean_of_tasks([pair.ours.best() for pair in pairs])),
         "baseline_success": Number.of(mean_of_tasks([pair.baseline.best() for pair in pairs])),
-        "less_steps": Number.of(_less_steps(pairs)),
-        "less_time": Number.of(_less_time(pairs)),
     }
+    if never := _never(pairs):
+        return {**cells, **dict.fromkeys(("steps", "baseline_steps", "less_steps", "less_time"), never)}
+    cells |= {"less_steps": Number.of(_less_steps(pairs)), "less_time": Number.of(_less_time(pairs))}
     for key, arms in (("steps", [p.ours for p in pairs]), ("baseline_steps", [p.baseline for p in pairs])):
         found = [arm.steps_to(pair.target) for arm, pair in zip(arms, pairs, strict=True)]
         average = mean_of_tasks([steps for steps, _ in found])
         runs, reached = sum(len(steps) for steps, _ in found), sum(count for _, count in found)
         cells[key] = Number(average.value, average.low, average.high, runs, reached)
     return cells
+
+
+def _never(pairs: Sequence[Pair]) -> Number | None:
+    """Returns a gap that names the baselines that never succeeded, ``None`` if there are none."""
+    words = dict.fromkeys(
+        f"{pair.never} on {pair.task.title}" if len(pairs) > 1 else pair.never for pair in pairs if pair.never
+    )
+    return Number(np.nan, why="; ".join(words)) if words else None
 
 
 def _less_steps(pairs: Sequence[Pair]) -> Estimate:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,7 +17,7 @@ from vlmrb.plots import short_number
 Kind = Literal[
     "text", "share", "fine", "portion", "steps", "change", "percent", "times", "seconds", "rate", "plain", "threshold"
 ]
-Mark = Literal["", "smaller", "other"]
+Mark = Literal["", "smaller", "other", "paper"]
 GAP = "–"
 _MARKDOWN = re.compile(r"[\\`*<&|~$]|\[(?=[^]]*\]\()|(?<!\w)_|_(?!\w)")  # a bracket only where it begins a link
 
@@ -32,6 +33,7 @@ class Number:
         runs: in it, 0 if that is not known.
         reached: of env steps to a success: how many of the runs got there; ``None`` for other numbers.
         spread: ±, as printed in the paper, NaN if there is none.
+        why: of a gap, why there is no number, where that is worth a word.
     """
 
     value: float
@@ -40,6 +42,7 @@ class Number:
     runs: int = 0
     reached: int | None = None
     spread: float = math.nan
+    why: str = ""
 
     @classmethod
     def of(cls, estimate: Estimate, reached: int | None = None) -> Number:
@@ -81,7 +84,8 @@ class Row:
 
     Attributes:
         cells: by the columns' keys; what is missing is a gap.
-        mark: ``smaller`` for what is no task of the paper, ``other`` for what is not finished or not ours.
+        mark: ``smaller`` for what is no task of the paper, ``other`` for what is not finished, ``paper`` for figures of
+            the paper that stand in a row of their own.
         section: a line above it and those that follow with the same text, empty for none.
     """
 
@@ -117,14 +121,14 @@ class Table:
     def ours(self) -> bool:
         """Whether a number in it is ours."""
         keys = [column.key for column in self.columns if not column.paper and column.kind != "text"]
-        cells = [row.cells.get(key) for row in self.rows for key in keys]
+        cells = [row.cells.get(key) for row in self.rows if row.mark != "paper" for key in keys]
         return any(isinstance(cell, Number) and cell.known for cell in cells)
 
 
 def shown(cell: Cell, kind: Kind) -> tuple[str, str]:
-    """Returns a cell's text, and what stands smaller behind it: interval, spread, or how many runs got there."""
+    """Returns a cell's text, and what stands smaller behind it: interval, spread, how many got there, why a gap is."""
     if cell is None or (isinstance(cell, Number) and not cell.known):
-        return GAP, ""
+        return GAP, cell.why if cell else ""
     if isinstance(cell, str):
         return cell, ""
     text = _write(cell.value, kind)
@@ -164,6 +168,17 @@ def _write(value: float, kind: Kind, bound: bool = False) -> str:
     return f"{value:,.0f}" if kind == "rate" or value >= 100 else f"{value:.3g}"
 
 
+def slug(text: str) -> str:
+    """Returns a text as a part of a file's or a column's name: lower case, without blanks and signs."""
+    return re.sub(r"[^\w-]+", "_", text).strip("_").lower()
+
+
+def unlike(name: str, taken: Container[str]) -> str:
+    """Returns a name that is not taken: itself, or with a number behind it."""
+    candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+    return next(candidate for candidate in candidates if candidate not in taken)
+
+
 def to_csv(table: Table) -> str:
     """Writes a table as CSV: plain numbers, gaps empty, intervals in columns of their own where there are any."""
     fields: list[tuple[Column, str]] = []
@@ -175,8 +190,10 @@ def to_csv(table: Table) -> str:
                 fields.append((column, name))
         if any(cell.reached is not None for cell in cells):
             fields.append((column, "reached"))
-        if any(cell.runs for cell in cells):
+        if any(cell.known and cell.runs for cell in cells):
             fields.append((column, "runs"))
+        if any(cell.why for cell in cells):
+            fields.append((column, "why"))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     sections = any(row.section for row in table.rows)
@@ -191,12 +208,14 @@ def to_csv(table: Table) -> str:
 def _plain(cell: Cell, name: str) -> str:
     if isinstance(cell, str) and name == "value":
         return cell
-    if not isinstance(cell, Number) or not cell.known:
+    if not isinstance(cell, Number) or not (cell.known or name == "why"):
         return ""
     value = getattr(cell, name)
     if value is None or (name == "runs" and not value) or (isinstance(value, float) and math.isnan(value)):
         return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if value.is_integer() or abs(value) >= 1e5 else f"{value:.6g}"
 
 
 def to_markdown(table: Table) -> str:

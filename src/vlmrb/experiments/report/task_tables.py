@@ -57,7 +57,10 @@ def _scheme_row(arm: Arm, baselines: dict[str, Arm | None]) -> Row:
     steps["to_0.8"], reached["to_0.8"] = arm.steps_to(0.8)
     for kind, baseline in baselines.items():
         if baseline is not None:
-            steps[f"to_{kind}"], reached[f"to_{kind}"] = arm.steps_to(float(baseline.best().mean()))
+            if baseline.target is None:
+                cells[f"to_{kind}"] = Number(math.nan, why=baseline.never)
+            else:
+                steps[f"to_{kind}"], reached[f"to_{kind}"] = arm.steps_to(baseline.target)
     columns = {"final": arm.final(), "best": arm.best(), "area": arm.area()}
     columns |= steps
     wall_s = np.array([run.wall_s[-1] for run in arm.runs])
@@ -123,13 +126,19 @@ def _together(label: str, tasks: Sequence[Task]) -> dict[str, Cell]:
         ahead = improvement([arm.area() for arm in arms], [arm.area() for arm in baseline])
         cells[f"ahead_{kind}"] = Number.of(ahead)
         if kind == "uniform":
-            targets = [float(arm.best().mean()) for arm in baseline]
-            ours, theirs = (
-                [arm.steps_to(target)[0] for arm, target in zip(side, targets, strict=True)]
-                for side in (arms, baseline)
-            )
-            cells["steps"] = Number.of(relative(ours, theirs, less=True))
+            cells["steps"] = _less_steps(tasks, arms, baseline)
     return cells
+
+
+def _less_steps(tasks: Sequence[Task], arms: Sequence[Arm], baseline: Sequence[Arm]) -> Number:
+    never = [f"{arm.never} on {task.title}" for task, arm in zip(tasks, baseline, strict=True) if arm.target is None]
+    if never:
+        return Number(math.nan, why="; ".join(never))
+    targets = [arm.target or 0.0 for arm in baseline]
+    ours, theirs = (
+        [arm.steps_to(target)[0] for arm, target in zip(side, targets, strict=True)] for side in (arms, baseline)
+    )
+    return Number.of(relative(ours, theirs, less=True))
 
 
 def _arm(task: Task, label: str) -> Arm:

@@ -23,9 +23,11 @@ from vlmrb.experiments.report.settings import (
     scheme_kind,
     scorer_of,
 )
+from vlmrb.experiments.report.table import slug
 
 TOLERANCE = 1e-6  # successes are shares kept as float32
 _FIRST = ("uniform", "per", "vlm", "vlm_td")
+_BASELINES = {"uniform": "uniform", "per": "PER"}
 _DOORKEY = re.compile(r"MiniGrid-DoorKey-(\d+)x\1-v0")
 _SCENE = re.compile(r"scene-(?:play-)?singletask-task(\d)-v0")
 
@@ -91,6 +93,17 @@ class Arm:
         """Each run's best evaluation, ``float64[n]``."""
         return np.array([run.success.max() for run in self.runs])
 
+    @property
+    def target(self) -> float | None:
+        """What others are to reach: the mean of its runs' best evaluations; ``None`` if none of them ever succeeded."""
+        mean = float(self.best().mean())
+        return mean if mean > TOLERANCE else None
+
+    @property
+    def never(self) -> str:
+        """Says of a baseline that it has no `target`."""
+        return f"{_BASELINES.get(self.kind, self.label)} never succeeded"
+
     def area(self) -> NDArray[np.float64]:
         """Each run's success averaged over its training (trapezoids), ``float64[n]``."""
         return np.array([float(np.trapezoid(run.success, run.steps) / run.steps[-1]) for run in self.runs])
@@ -99,7 +112,7 @@ class Arm:
         """Returns each run's env steps to a success, its whole budget if never, ``float64[n]``, and how many got there.
 
         Args:
-            target: reached by the first evaluation that is at or above it.
+            target: above 0; reached by the first evaluation that is at or above it.
         """
         places = [_first(run, target) for run in self.runs]
         pairs = zip(self.runs, places, strict=True)
@@ -158,7 +171,7 @@ class Task:
     @property
     def slug(self) -> str:
         """Its name, fit for a file's."""
-        return re.sub(r"[^\w-]+", "_", self.name).strip("_").lower()
+        return slug(self.name)
 
     def arm(self, kind: str) -> Arm | None:
         """Returns the finished arm of a kind, the one that is labelled so if there are several."""
