@@ -258,7 +258,7 @@ class ScoringService:
         """Returns counters in clips, and rates.
 
         Beside the fields of `meter.Counts`: ``waiting``, ``in_flight``, ``restarts``; ``share_scored`` (of the
-        emitted), ``share_positive`` (of the scored), ``clips_per_s``; ``latency_ms_p50`` and ``_p95`` (of a batch, from
+        emitted; what a student has settled counts as well), ``share_positive`` (of the scored), ``clips_per_s``; ``latency_ms_p50`` and ``_p95`` (of a batch, from
         hand-over to answer), ``delay_env_steps_mean`` and ``_p95`` (of a clip, from completion to the written score).
         Rates, latencies and delays are over the latest answers, NaN before the first. ``scorer_…`` is what the scorer
         reports about itself, ``control_…`` what the control does, ``budget_…``, ``audit…`` and ``throttled_…`` what
@@ -272,6 +272,9 @@ class ScoringService:
         }
         for part in (self.budget, self.audit, self.throttle, self.desk, self.bisection):
             stats |= {} if part is None else part.stats()
+        if self.desk is not None:
+            settled = self._counts.scored + self.desk.sent.guessed + self.desk.sent.passed
+            stats["share_scored"] = settled / max(1, self._counts.emitted)
         if self.control is not None:
             stats |= {f"control_{name}": value for name, value in self.control.stats().items()}
         return stats
