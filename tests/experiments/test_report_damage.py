@@ -168,13 +168,13 @@ def test_run_that_finished_without_its_last_evaluations_is_in_no_number(
     assert [run.seed for run in arm.runs] == [0]
     assert arm.final().tolist() == [pytest.approx(0.2)]
     assert texts(schemes_table(task), 0, "seeds") == ["1 of 2"]
-    assert texts(runs_table([task]), 0, "seed", "status", "final", "last_words") == ["1", "damaged", "–", words]
+    assert texts(runs_table([task]), 0, "seed", "status", "final", "ending") == ["1", "damaged", "–", words]
     assert f"door, vlm, seed 1: damaged, in no number: {words} ({folder})" in warnings_in(tmp_path)
 
 
 def test_kept_run_that_never_went_anywhere_is_in_no_number(tmp_path: Path) -> None:
     (tmp_path / "results.csv").write_text(HEAD + "vlm,0,finished,0,0.0\nvlm,1,finished,,\n")
-    assert [(run.status, run.last_words) for run in read_results(tmp_path / "results.csv")] == [
+    assert [(run.status, run.ending) for run in read_results(tmp_path / "results.csv")] == [
         ("damaged", "it says finished, but its evaluations end at 0 env steps"),
         ("damaged", "it says finished, but holds no evaluation"),
     ]

@@ -86,7 +86,7 @@ def test_only_finished_runs_are_in_an_arm_and_the_failed_one_tells_why(tmp_path:
     ((task,), left_out) = gathered(tmp_path)
     (arm,) = task.arms
     assert [run.seed for run in arm.runs] == [0]
-    assert [(run.seed, run.status, run.last_words) for run in arm.others] == [
+    assert [(run.seed, run.status, run.ending) for run in arm.others] == [
         (1, "interrupted", ""),
         (2, "failed", "vlmrb fit: error: no room"),
     ]

@@ -30,6 +30,7 @@ from vlmrb.experiments.report.statistics import load_rliable
 from vlmrb.experiments.report.table import Table, to_csv, to_markdown
 from vlmrb.experiments.report.task_tables import runs_table, schemes_table, together_table
 from vlmrb.experiments.report.tasks import Task, gather
+from vlmrb.plots import short_number
 
 HARDLY_SCORED = 0.5  # share of clips scored, below which a scored run is warned of
 
@@ -155,7 +156,7 @@ def _facts(tasks: Sequence[Task]) -> dict[str, str]:
         "not finished, in no number": f"{sum(len(arm.others) for arm in arms)}",
         "tasks": f"{len(tasks)}",
         "schemes": f"{len({arm.label for arm in arms})}",
-        "env steps": f"{sum(run.steps[-1] for run in runs) / 1e6:,.1f} M",
+        "env steps": short_number(float(f"{sum(run.steps[-1] for run in runs):.3g}")),
     }
     return {what: number for what, number in facts.items() if number != "0"}
 
@@ -171,14 +172,14 @@ def warnings_on(tasks: Sequence[Task], left_out: Sequence[tuple[Run, str]]) -> I
     for task in tasks:
         for arm in task.arms:
             for run in arm.others:
-                words = f": {run.last_words}" if run.last_words else ""
-                yield f"{task.name}, {arm.label}, seed {run.seed}: {run.status}, in no number{words} ({run.source})"
+                words = f": {run.ending}" if run.ending else ""
+                yield f"{task.title}, {arm.label}, seed {run.seed}: {run.status}, in no number{words} ({run.source})"
         for arm in task.arms:
             for run in arm.runs if arm.scored else ():
                 if remark := _hardly_scored(run):
-                    yield f"{task.name}, {arm.label}, seed {run.seed}: {remark} ({run.source})"
+                    yield f"{task.title}, {arm.label}, seed {run.seed}: {remark} ({run.source})"
             if len(arm.runs) == 1:
-                yield f"{task.name}, {arm.label}: one run only, so nothing is known of its scatter"
+                yield f"{task.title}, {arm.label}: one run only, so nothing is known of its scatter"
         if any(run.source.suffix == ".csv" and run.settings for arm in task.arms for run in arm.runs):
             kept.append(task.title)
     if kept:
@@ -200,23 +201,25 @@ def _hardly_scored(run: Run) -> str:
 
 
 def _write(folder: Path, told: Report) -> None:
-    tables = [part.table for part in (*told.tasks, *told.together, *told.paper) if part.table]
+    tables = [*(part.table for part in (*told.tasks, *told.together, *told.paper) if part.table), told.runs]
     pictures = [picture for part in (*told.tasks, *told.together, *told.paper) for picture in part.pictures]
     for name in ("tables", "figures"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    for table in _all(tables, told):
+    for table in (*tables, *told.missing):
         write_whole(folder / "tables" / f"{table.key}.csv", to_csv(table).encode())
     for picture in pictures:
         write_whole(folder / "figures" / f"{picture.key}.png", picture.light)
-    text = "\n".join(
-        ["# vlmrb report", "", "    " + told.command.replace("\n", "\n    "), "", *map(to_markdown, _all(tables, told))]
-    )
-    write_whole(folder / "report.md", text.encode())
+        write_whole(folder / "figures" / f"{picture.key}.pdf", picture.pdf)
+    command = "    " + told.command.replace("\n", "\n    ")
+    lines = ["# vlmrb report", "", command, "", *map(to_markdown, tables), *_not_run(told.missing)]
+    write_whole(folder / "report.md", "\n".join(lines).encode())
     write_whole(folder / "index.html", render_page(told).encode())
 
 
-def _all(tables: Sequence[Table], told: Report) -> list[Table]:
-    return [*tables, *told.missing, told.runs]
+def _not_run(missing: Sequence[Table]) -> list[str]:
+    """Lists the tables that hold nothing but the paper's figures, which tables/ has in full."""
+    items = [f"- {table.title}: [tables/{table.key}.csv](tables/{table.key}.csv)" for table in missing]
+    return ["## Not run here", "", "Tables that hold only the paper's figures so far:", "", *items, ""] if items else []
 
 
 def _command(runs: Iterable[str], out: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from vlmrb.experiments.report.paper import paper, standing
 from vlmrb.experiments.report.settings import control_of, get, signature
 from vlmrb.experiments.report.statistics import means
-from vlmrb.experiments.report.table import Cell, Column, Number, Row, Table
+from vlmrb.experiments.report.table import Cell, Column, Number, Row, Table, slug, unlike
 from vlmrb.experiments.report.tasks import Arm, Task, pooled
 
 Level = str
@@ -195,7 +195,7 @@ def _groups(factor: Factor, tasks: Sequence[Task]) -> Iterator[_Group]:
 
 
 def _table(
-    key: str,
+    table: str,
     title: str,
     lead: str,
     head: str,
@@ -204,38 +204,43 @@ def _table(
     groups: Sequence[_Group],
 ) -> Table:
     """Builds a table with one row per level, and columns for each of our groups and of the paper's tasks."""
-    printed = _printed(key)
+    printed = _printed(table)
     heads = [Column("level", head)]
     cells: dict[Level, dict[str, Cell]] = {}
     notes = []
-    for number, group in enumerate(groups):
+    taken = set[str]()
+    for group in groups:
+        several = sum(other.task is group.task for other in groups) > 1
+        key = unlike(slug(f"{group.task.name} {group.remark}" if several else group.task.name), taken)
+        taken.add(key)
         where = standing(group.task)
         name = f"{group.task.title}{f' · {group.remark}' if group.remark else ''} ({where.badge})"
-        heads += [Column(f"{column}_{number}", text, kind, name) for column, text, kind in columns]
+        heads += [Column(f"{column}_{key}", text, kind, name) for column, text, kind in columns]
         if where.reasons:
             notes.append(f"{group.task.title}: {'; '.join(where.reasons)}.")
         notes += [
-            f"{group.task.title}, {words.get(level, level)}: {arm.scorer.name} is {arm.scorer.remark}."
+            f"{group.task.title}, {words.get(level, level)}: {arm.scorer.name}: {arm.scorer.remark}."
             for level, arm in group.levels.items()
-            if arm.scored and arm.scorer.remark and key == "models"
+            if arm.scored and arm.scorer.remark and table == "models"
         ]
-        if key != "models":
+        if table != "models":
             notes += {f"{a.scorer.name}: {a.scorer.remark}." for a in group.levels.values() if a.scorer.remark}
         for level, arm in group.levels.items():
             values = _measured(arm, group.task, [column for column, _, _ in columns])
-            cells.setdefault(level, {}).update({f"{name}_{number}": value for name, value in values.items()})
-    for number, figures in enumerate(printed):
+            cells.setdefault(level, {}).update({f"{name}_{key}": value for name, value in values.items()})
+    for figures in printed:
+        key = slug(figures["task"])
         name = f"paper: {figures['task']}"
         told = [one for one in columns if any(one[0] in row for row in figures["rows"].values())]
-        heads += [Column(f"paper_{column}_{number}", text, kind, name, True) for column, text, kind in told]
+        heads += [Column(f"paper_{column}_{key}", text, kind, name, True) for column, text, kind in told]
         for level, row in figures["rows"].items():
-            values = {f"paper_{column}_{number}": _figure(row, column) for column, _, _ in told if column in row}
+            values = {f"paper_{column}_{key}": _figure(row, column) for column, _, _ in told if column in row}
             cells.setdefault(level, {}).update(values)
     rows = [Row({"level": words.get(level, level), **cells[level]}) for level in _in_order(cells, words)]
-    said = paper().get(key)
+    said = paper().get(table)
     if isinstance(said, dict) and "said" in said:
         notes.append(f"The paper shows a figure without numbers: {said['said']}.")
-    return Table(key, title, heads, rows, lead, tuple(dict.fromkeys(notes)))
+    return Table(table, title, heads, rows, lead, tuple(dict.fromkeys(notes)))
 
 
 def _printed(key: str) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 
 from vlmrb.experiments.report.files import Lines, damaged, read_curve, read_rows, read_yaml, require_kinds
-from vlmrb.experiments.report.runs import Run, not_to_its_end
+from vlmrb.experiments.report.runs import Run, how_far, not_to_its_end
 from vlmrb.experiments.report.settings import KINDS, Settings
 
 COLUMNS = ("scheme", "seed", "status", "env_step", "success")
@@ -61,7 +61,12 @@ def _run(
         path, [(line, row) for line, row in lines if row["env_step"] or row["success"]], "success"
     )
     status: Any = lines[0][1]["status"]
-    words = not_to_its_end(steps, None) if status == "finished" else ""
+    settings = command.settings() if command else {}
+    if status == "finished":
+        words, budget = not_to_its_end(steps, None), int(steps[-1]) if len(steps) else None
+    else:
+        budget = (settings.get("training") or {}).get("total_env_steps")
+        words = "" if status == "failed" else how_far(steps[-1] if len(steps) else 0, budget)
     return Run(
         path,
         config or (command.config if command else "") or _name(path),
@@ -71,9 +76,10 @@ def _run(
         steps,
         success,
         np.full(len(steps), np.nan),
-        command.settings() if command else {},
-        int(steps[-1]) if status == "finished" and len(steps) else None,
-        last_words=words,
+        settings,
+        None if budget is None else int(budget),
+        ending=words,
+        gone=command.gone if command else "",
     )
 
 
@@ -97,11 +103,18 @@ class _Command:
         """The name of the configuration, empty if the file is no longer there: its name then says nothing."""
         return self.files[0].stem if self.files[0].is_file() else ""
 
+    @property
+    def gone(self) -> str:
+        """The first of its files that is no longer there, empty if all are."""
+        return next((str(file) for file in self.files if not file.is_file()), "")
+
     def settings(self) -> Settings:
+        """Returns the settings that its files and options hold, none if one of its files is gone."""
         settings: dict[str, Any] = {}
+        if self.gone:
+            return settings
         for file in self.files:
-            if file.is_file():
-                _merge(settings, read_yaml(file))
+            _merge(settings, read_yaml(file))
         for name, value in self.overrides:
             try:
                 _set(settings, name.split("."), yaml.safe_load(value))

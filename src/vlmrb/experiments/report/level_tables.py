@@ -16,11 +16,12 @@ from vlmrb.experiments.report.tasks import Arm, Task
 BASELINES = {"uniform": "uniform replay", "per": "PER"}
 _PAPERS = "The paper's tasks"
 _OTHER = "Other tasks, smaller ones for the most part: no figure of the paper stands beside these"
+_OWN = "Other schemes: no figure of the paper stands beside these"
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A score-based scheme and a baseline on the same task."""
+    """A scheme and a baseline on the same task."""
 
     task: Task
     ours: Arm
@@ -29,7 +30,7 @@ class Pair:
     @property
     def target(self) -> float:
         """The baseline's best success: the mean over seeds of their best evaluations."""
-        return float(self.baseline.best().mean())
+        return self.baseline.target or 0.0
 
     @property
     def never(self) -> str:
@@ -48,11 +49,11 @@ def level_table(tasks: Sequence[Task], baseline: str) -> Table:
     columns = [
         Column("task", "task"),
         Column("scheme", "scheme"),
-        Column("success", "scored", "share", "best success"),
+        Column("success", "scheme", "share", "best success"),
         Column("baseline_success", name, "share", "best success"),
         Column("paper_success", "paper: VLM-RB", "share", "best success", True),
         Column("paper_baseline_success", f"paper: {name}", "share", "best success", True),
-        Column("steps", "scored", "steps", f"env steps to {name}'s best"),
+        Column("steps", "scheme", "steps", f"env steps to {name}'s best"),
         Column("baseline_steps", name, "steps", f"env steps to {name}'s best"),
         Column("less_steps", "difference", "change", f"env steps to {name}'s best"),
         Column("paper_steps", "paper: VLM-RB", "steps", f"env steps to {name}'s best", True),
@@ -74,11 +75,18 @@ def level_table(tasks: Sequence[Task], baseline: str) -> Table:
         if level.get("reconstructed"):
             notes.append(f"The paper's figures for {level['name']} are reconstructed from its other tables.")
     others: list[Row] = []
+    own: list[Row] = []
     for task in tasks:
-        if not standing(task).same:
-            for pair in _pairs([task], baseline, None):
-                cells = {**_compared([pair]), "task": task.title}
-                others.append(Row(cells, "smaller", _OTHER))
+        same = standing(task).same
+        for pair in _others(task, baseline):
+            row = {**_compared([pair]), "task": task.title}
+            if pair.ours in task.published() and not same:
+                others.append(Row(row, "smaller", _OTHER))
+            else:
+                own.append(Row(row, "" if same else "smaller", _OWN))
+        if task.arm(baseline) is None and any(arm.runs for arm in task.arms):
+            notes.append(f"{task.title}: no finished run of {name} to compare with.")
+    others += own
     rows = rows + others if any("success" in row.cells for row in rows) else others + rows
     lead = (
         f"Success is the mean over seeds of a run's best evaluation; steps are those to the first evaluation at or "
@@ -124,22 +132,35 @@ def gains_table(tasks: Sequence[Task]) -> Table:
             rows.append(Row(cells))
         if not schemes:
             rows.append(Row({**printed, "levels": f"0 of {len(levels)}"}))
-    lead = "Relative to the baseline, over the means of the levels. Only runs of the paper's own tasks are in these."
+    lead = (
+        "Relative to the baseline, over the means of the levels. Only runs of the paper's own tasks are in "
+        "these, with the scheme that the paper has there."
+    )
     return Table("gains", "By domain", columns, rows, lead)
 
 
-def _pairs(tasks: Sequence[Task], baseline: str, level: Mapping[str, Any] | None) -> Iterator[Pair]:
-    """Yields what can be compared: on one of the paper's levels, or, with ``None``, on any task."""
+def _pairs(tasks: Sequence[Task], baseline: str, level: Mapping[str, Any]) -> Iterator[Pair]:
+    """Yields what stands beside the paper's figures on one of its levels."""
     for task in tasks:
         where = standing(task)
-        if level is not None and not (where.same and where.level == level["name"]):
-            continue
         against = task.arm(baseline)
-        if against is None:
-            continue
-        for arm in task.published():
-            if level is None or arm.kind == paper()["domains"][where.domain]["scheme"]:
-                yield Pair(task, arm, against)
+        if against is not None and where.same and where.level == level["name"]:
+            yield from (Pair(task, arm, against) for arm in _papers_schemes(task))
+
+
+def _papers_schemes(task: Task) -> list[Arm]:
+    """Returns the arms whose scheme is the one that the paper has on this task of its own."""
+    where = standing(task)
+    scheme = paper()["domains"][where.domain]["scheme"] if where.same else None
+    return [arm for arm in task.published() if arm.kind == scheme]
+
+
+def _others(task: Task, baseline: str) -> Iterator[Pair]:
+    """Yields what no figure of the paper stands beside: all other schemes of a task but the baselines themselves."""
+    against = task.arm(baseline)
+    apart = [*_papers_schemes(task), *map(task.arm, BASELINES)]
+    if against is not None:
+        yield from (Pair(task, arm, against) for arm in task.arms if arm.runs and arm not in apart)
 
 
 def _by_scheme(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from vlmrb.experiments.report.paper import paper, standing
 from vlmrb.experiments.report.statistics import Estimate, means, relative
-from vlmrb.experiments.report.table import Cell, Column, Number, Row, Table
+from vlmrb.experiments.report.table import Cell, Column, Number, Row, Table, slug, unlike
 from vlmrb.experiments.report.tasks import Arm, Task
 
 _KINDS = {
@@ -22,17 +22,20 @@ def frequency_table(tasks: Sequence[Task]) -> Table:
     columns, cells = [Column("kind", "rows")], {kind: dict[str, Cell]() for kind in _KINDS}
     notes = []
     measured = [(task, arm) for task in tasks for arm in task.arms if arm.scored and _has_frequencies(arm)]
-    for number, (task, arm) in enumerate(measured):
+    taken = set[str]()
+    for task, arm in measured:
+        key = unlike(slug(f"{task.name} {arm.label}"), taken)
+        taken.add(key)
         where = standing(task)
         name = f"{task.title} · {arm.name} ({where.badge})"
         columns += [
-            Column(f"times_{number}", "÷ uniform", "times", name),
-            Column(f"share_{number}", "share of the buffer", "portion", name),
+            Column(f"times_{key}", "÷ uniform", "times", name),
+            Column(f"share_{key}", "share of the buffer", "portion", name),
         ]
         notes += [f"{arm.scorer.name}: {arm.scorer.remark}."] if arm.scorer.remark else []
         for kind, row in cells.items():
-            row[f"times_{number}"] = _mean(arm, f"replay/frequency_{kind}")
-            row[f"share_{number}"] = _mean(arm, f"replay/share_{kind}")
+            row[f"times_{key}"] = _mean(arm, f"replay/frequency_{kind}")
+            row[f"share_{key}"] = _mean(arm, f"replay/share_{kind}")
     printed = paper()["frequency"]
     group = f"paper: {printed['task']}"
     columns += [

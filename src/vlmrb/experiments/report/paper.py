@@ -63,7 +63,10 @@ def standing(task: Task) -> Standing:
     """Compares a task's settings with what the paper publishes."""
     levels = [level for level in paper()["levels"] if task.env in level["ids"]]
     if not task.env:
-        return Standing("", "", False, "settings not recorded", ("its settings are not recorded",))
+        gone = (
+            f"{task.gone}, which its commands.txt names, is gone" if task.gone else "no config.yaml lies with its runs"
+        )
+        return Standing("", "", False, "settings not recorded", (gone,))
     if not levels:
         smaller = "DoorKey" in task.env and task.algorithm in paper()["domains"]["DoorKey"]["algorithms"]
         badge = "a smaller task" if smaller else "not a task of the paper"

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vlmrb.experiments.children import was_interrupted
+from vlmrb.experiments.progress import read_progress
 from vlmrb.experiments.report.files import (
     Kinds,
     Steps,
@@ -39,7 +40,7 @@ _RECORD: Kinds = {
 }
 _SUMMARY: Kinds = {
     **{"finished": (bool,), "env_steps": (int,), "seed": (int, _NONE), "env": (str,), "algorithm": (str,)},
-    **{"scoring": (Mapping,), "scoring.share_scored": (int, float)},
+    **{"wall_s": (int, float), "scoring": (Mapping,), "scoring.share_scored": (int, float)},
 }
 _REDUCED: dict[str, Callable[[Steps], Any]] = {
     **dict.fromkeys(("replay/frequency_", "replay/share_", "scoring/delay_env_steps_mean"), np.mean),
@@ -66,7 +67,10 @@ class Run:
         budget: env steps that it was to run, ``None`` if not known.
         metrics: from metrics.csv: means (of frequencies, shares and delays) and medians (of speeds) over training, and
             the share of clips scored at its end.
-        last_words: of one that has not finished, the last line that it printed; of a damaged one, what is wrong.
+        ending: of a failed one, the last line that it printed; of an interrupted or unfinished one, how far it got; of a
+            damaged one, what is wrong.
+        took_s: seconds that it took in all, NaN if not measured.
+        gone: of kept results, the configuration file that their commands.txt names and that is no longer there.
     """
 
     source: Path
@@ -80,7 +84,9 @@ class Run:
     settings: Settings = field(default_factory=dict)
     budget: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
-    last_words: str = ""
+    ending: str = ""
+    took_s: float = math.nan
+    gone: str = ""
 
     @property
     def finished(self) -> bool:
@@ -134,8 +140,10 @@ def read_run(folder: Path) -> Run:
         budget = summary.get("env_steps") if budget is None else budget
         words = not_to_its_end(steps, budget)
         status = "damaged" if words else status
-    else:
+    elif status == "failed":
         words = _last_line(folder / "log.txt")
+    else:
+        words = how_far(max(read_progress(folder).env_steps, summary.get("env_steps", 0)), budget)
     return Run(
         folder,
         config,
@@ -149,6 +157,7 @@ def read_run(folder: Path) -> Run:
         None if budget is None else int(budget),
         _metrics(folder / "metrics.csv", summary),
         words,
+        float(summary.get("wall_s", wall_s[-1] if len(wall_s) else math.nan)),
     )
 
 
@@ -174,6 +183,17 @@ def not_to_its_end(steps: Steps, budget: float | None) -> str:
         of = "" if budget is None else f" of {budget:,}"
         return f"it says finished, but its evaluations end at {steps[-1]:,.0f}{of} env steps"
     return ""
+
+
+def how_far(env_steps: float, budget: float | None) -> str:
+    """Says how far a run got that has not finished.
+
+    Args:
+        env_steps: that it took, as far as its files say.
+        budget: env steps that it was to run, ``None`` if not known.
+    """
+    of = "" if budget is None else f" of {budget:,.0f}"
+    return f"got to {env_steps:,.0f}{of} env steps"
 
 
 def _names(record: Mapping[str, Any]) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 from vlmrb.experiments.report.files import damaged, read_json
 from vlmrb.experiments.report.paper import paper
 from vlmrb.experiments.report.settings import ScorerName, known_vlm, named_scorer
-from vlmrb.experiments.report.table import Cell, Column, Number, Row, Table, to_markdown
+from vlmrb.experiments.report.table import Cell, Column, Number, Row, Table, slug, to_markdown, unlike
 
 _PROMPTS = {
     "base": ("grid", "manipulation"),
@@ -61,19 +61,22 @@ def bins_table(reports: Sequence[Mapping[str, Any]]) -> Table:
     columns = [Column("threshold", "τ")]
     cells: dict[str, dict[str, Cell]] = {}
     notes = []
-    for number, (report, scorer, name) in enumerate(_scorers(reports)):
+    taken = set[str]()
+    for report, scorer, name in _scorers(reports):
+        key = unlike(slug(f"{scorer['label']} {report['corpus']['renderer']}"), taken)
+        taken.add(key)
         judged = scorer["by_label"].get("success") or scorer["by_label"][report["label"]]
         group = f"{scorer['label']}, {_corpus(report)}"
         columns += [
-            Column(f"share_{number}", "share of scores", "portion", group),
-            Column(f"accuracy_{number}", "balanced accuracy", "fine", group),
+            Column(f"share_{key}", "share of scores", "portion", group),
+            Column(f"accuracy_{key}", "balanced accuracy", "fine", group),
         ]
         notes += _remark(scorer, name)
         for line in judged["thresholds"]:
             cells.setdefault(f"{line['lower']:g}", {}).update(
                 {
-                    f"share_{number}": Number(line["share"]),
-                    f"accuracy_{number}": Number(line["balanced_accuracy"]),
+                    f"share_{key}": Number(line["share"]),
+                    f"accuracy_{key}": Number(line["balanced_accuracy"]),
                 }
             )
     columns += [
@@ -105,7 +108,7 @@ def reliability_table(reports: Sequence[Mapping[str, Any]]) -> Table:
                 cells |= {f"{m}_{key}": _with_interval(at[m], intervals[m]) for m in ("precision", "recall")}
         rows.append(Row(cells))
     printed = {f"{m}_{key}": Number(paper()["reliability"][key][m]) for key in _LABELS for m in ("precision", "recall")}
-    rows.append(Row({"scorer": "paper: PLM-1B", "threshold": Number(0.5), **printed}, "other"))
+    rows.append(Row({"scorer": "paper: PLM-1B", "threshold": Number(0.5), **printed}, "paper"))
     lead = (
         "Of the clips above τ, how many show it (precision); of the clips that show it, how many are above τ (recall)."
     )
@@ -133,7 +136,7 @@ def models_table(reports: Sequence[Mapping[str, Any]]) -> Table:
     for model, figures in paper()["offline"].items():
         printed: dict[str, Cell] = {"accuracy": Number(figures["balanced_accuracy"]), "auc": Number(figures["auc"])}
         printed["threshold"] = Number(figures["threshold"])
-        rows.append(Row({"scorer": f"paper: {model}", **printed}, "other"))
+        rows.append(Row({"scorer": f"paper: {model}", **printed}, "paper"))
     lead = "By strict success. τ is chosen on one half of our corpus, balanced accuracy reported on the other."
     return Table("models_offline", "Scorers, offline", columns, rows, lead, tuple(dict.fromkeys(notes)))
 
@@ -142,19 +145,20 @@ def prompts_table(reports: Sequence[Mapping[str, Any]]) -> Table:
     """Compares prompts by ROC AUC, by strict success."""
     columns = [Column("prompt", "prompt")]
     cells: dict[str, dict[str, Cell]] = {}
-    seen: dict[tuple[int, str], int] = {}
+    seen: dict[tuple[int, str], str] = {}
     notes = []
     for report, scorer, name in _scorers(reports):
         if not scorer.get("prompt"):
             continue
         judged = scorer["by_label"].get("success") or scorer["by_label"][report["label"]]
         model = scorer["name"] if name.kind == "other" else name.name
-        number = seen.setdefault((id(report), model), len(seen))
-        if len(columns) == number + 1:
-            columns.append(Column(f"auc_{number}", "ROC AUC", "fine", f"{model}, {_corpus(report)}"))
+        if (id(report), model) not in seen:
+            key = unlike(slug(f"auc {model} {report['corpus']['renderer']}"), seen.values())
+            seen[id(report), model] = key
+            columns.append(Column(key, "ROC AUC", "fine", f"{model}, {_corpus(report)}"))
         written = str(scorer["prompt"]).partition("/")[0].partition(":")[0]
         level = next((level for level, names in _PROMPTS.items() if written in names), written)
-        cells.setdefault(level, {})[f"auc_{number}"] = _with_interval(judged["auc"], judged["auc_interval"])
+        cells.setdefault(level, {})[seen[id(report), model]] = _with_interval(judged["auc"], judged["auc_interval"])
         notes += _remark(scorer, name)
     columns.append(Column("paper_auc", "ROC AUC", "fine", "paper: PLM-1B", True))
     for level, auc in paper()["prompts"].items():

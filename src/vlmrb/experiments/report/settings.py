@@ -43,6 +43,8 @@ _ACT_ALWAYS = ("aer", "her", "score_reward")
 
 ScorerKind = Literal["none", "vlm", "hand-made", "privileged", "tiny", "other", "unknown"]
 
+NOT_RECORDED = "scorer not recorded"
+
 # Only these names are called VLMs: public checkpoints, never trained for the task.
 _VLMS = {
     "facebook/Perception-LM-1B": "PLM-1B",
@@ -69,6 +71,8 @@ class ScorerName:
     @property
     def remark(self) -> str:
         """What kind of scorer this is, empty for a VLM and where there is none."""
+        if self.name == NOT_RECORDED:
+            return "the settings that name it are not kept with the runs"
         return {
             "none": "",
             "vlm": "",
@@ -98,12 +102,12 @@ def scorer_of(scoring: Any) -> ScorerName:
         scoring: the section; ``None`` where the settings are not known.
     """
     if not isinstance(scoring, Mapping) or "scorer" not in scoring:
-        return ScorerName("scorer not recorded", "unknown")
+        return ScorerName(NOT_RECORDED, "unknown")
     scorer = scoring["scorer"]
     if scorer is None:
         return ScorerName("no scorer", "none")
     path, arguments = _class_of(scorer)
-    return named_scorer(path, str(arguments.get("model", ""))) if path else ScorerName("scorer not recorded", "unknown")
+    return named_scorer(path, str(arguments.get("model", ""))) if path else ScorerName(NOT_RECORDED, "unknown")
 
 
 def _class_of(value: str | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

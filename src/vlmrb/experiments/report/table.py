@@ -7,7 +7,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -173,7 +173,7 @@ def slug(text: str) -> str:
     return re.sub(r"[^\w-]+", "_", text).strip("_").lower()
 
 
-def unlike(name: str, taken: Container[str]) -> str:
+def unlike(name: str, taken: Collection[str]) -> str:
     """Returns a name that is not taken: itself, or with a number behind it."""
     candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
     return next(candidate for candidate in candidates if candidate not in taken)

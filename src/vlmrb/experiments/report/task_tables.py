@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from vlmrb.experiments.report.paper import standing
 from vlmrb.experiments.report.settings import differences
 from vlmrb.experiments.report.statistics import (
@@ -44,7 +42,8 @@ def schemes_table(task: Task) -> Table:
     where = standing(task)
     notes = [f"{where.badge[0].upper()}{where.badge[1:]}: {'; '.join(where.reasons)}."] if where.reasons else []
     columns = [column for column in columns if any(row.cells.get(column.key) for row in rows)]
-    return Table(f"schemes_{task.slug}", task.title, columns, rows, notes=[*notes, *_departures(task)])
+    lead = "" if task.name in task.title else f"In names of files: {task.slug}."
+    return Table(f"schemes_{task.slug}", task.title, columns, rows, lead, [*notes, *_departures(task)])
 
 
 def _scheme_row(arm: Arm, baselines: dict[str, Arm | None]) -> Row:
@@ -63,9 +62,8 @@ def _scheme_row(arm: Arm, baselines: dict[str, Arm | None]) -> Row:
                 steps[f"to_{kind}"], reached[f"to_{kind}"] = arm.steps_to(baseline.target)
     columns = {"final": arm.final(), "best": arm.best(), "area": arm.area()}
     columns |= steps
-    wall_s = np.array([run.wall_s[-1] for run in arm.runs])
-    if not np.isnan(wall_s).any():
-        columns["wall_s"] = wall_s
+    if not np.isnan(arm.took()).any():
+        columns["wall_s"] = arm.took()
     for key, found in zip(columns, means(list(columns.values())), strict=True):
         cells[key] = Number.of(found, reached.get(key))
     cells["final_iqm"] = Number.of(interquartile_mean([arm.final()]))
@@ -156,7 +154,7 @@ def runs_table(tasks: Sequence[Task]) -> Table:
         Column("final", "final success", "share"),
         Column("wall_s", "time", "seconds"),
         Column("source", "where"),
-        Column("last_words", "its last words"),
+        Column("ending", "how it ended"),
     ]
     rows = []
     for task in tasks:
@@ -164,10 +162,10 @@ def runs_table(tasks: Sequence[Task]) -> Table:
             for run in (*arm.others, *arm.runs):
                 evaluated = bool(len(run.steps))
                 final = float(run.success[-3:].mean()) if run.finished else math.nan
-                cells: dict[str, Cell] = {"task": task.name, "scheme": arm.label, "status": run.status}
+                cells: dict[str, Cell] = {"task": task.title, "scheme": arm.label, "status": run.status}
                 cells |= {"seed": "–" if run.seed is None else str(run.seed), "source": str(run.source)}
                 cells |= {"env_steps": Number(float(run.steps[-1])) if evaluated else None, "final": Number(final)}
-                cells |= {"wall_s": Number(float(run.wall_s[-1])) if evaluated else None}
-                rows.append(Row({**cells, "last_words": run.last_words}, "" if run.finished else "other"))
+                cells |= {"wall_s": Number(run.took_s)}
+                rows.append(Row({**cells, "ending": run.ending}, "" if run.finished else "other"))
     rows.sort(key=lambda row: row.mark == "")
     return Table("runs", "Every run that was found", columns, rows)

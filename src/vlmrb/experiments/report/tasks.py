@@ -121,7 +121,13 @@ class Arm:
 
     def wall_to(self, target: float) -> NDArray[np.float64]:
         """Returns each run's measured seconds to a success, all it took if never, ``float64[n]``; NaN if not kept."""
-        return np.array([run.wall_s[-1 if (place := _first(run, target)) is None else place] for run in self.runs])
+        places = [_first(run, target) for run in self.runs]
+        pairs = zip(self.runs, places, strict=True)
+        return np.array([run.took_s if place is None else run.wall_s[place] for run, place in pairs])
+
+    def took(self) -> NDArray[np.float64]:
+        """Returns the measured seconds that each run took in all, ``float64[n]``, NaN if not kept."""
+        return np.array([run.took_s for run in self.runs])
 
     def metric(self, name: str) -> NDArray[np.float64]:
         """Returns a metric of each run that has it, ``float64[m]``."""
@@ -167,6 +173,11 @@ class Task:
         """What it is, for people."""
         known = ", ".join(part for part in (_short(self.env), self.algorithm) if part)
         return f"{known} ({self.name})" if known and not self.alone else known or self.name
+
+    @property
+    def gone(self) -> str:
+        """The configuration file that kept results name and that is no longer there, empty if there is none."""
+        return next((run.gone for run in self._runs() if run.gone), "")
 
     @property
     def slug(self) -> str:
