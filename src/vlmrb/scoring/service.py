@@ -257,12 +257,12 @@ class ScoringService:
     def stats(self) -> dict[str, float]:
         """Returns counters in clips, and rates.
 
-        Beside the fields of `meter.Counts`: ``waiting``, ``in_flight``, ``restarts``; ``share_scored`` (of the
-        emitted; what a student has settled counts as well), ``share_positive`` (of the scored), ``clips_per_s``;
+        Beside the fields of `meter.Counts`: ``waiting``, ``in_flight``, ``restarts``; ``share_scored`` (of the emitted;
+        what a student has settled counts as well), ``share_positive`` (of the scored), ``clips_per_s``;
         ``latency_ms_p50`` and ``_p95`` (of a batch, from hand-over to answer), ``delay_env_steps_mean`` and ``_p95``
-        (of a clip, from completion to the written score). Rates, latencies and delays are over the latest answers, NaN before the first. ``scorer_…`` is what the scorer
-        reports about itself, ``control_…`` what the control does, ``budget_…``, ``audit…`` and ``throttled_…`` what
-        `Budget`, `Audit` and `Throttle` say.
+        (of a clip, from completion to the written score). Rates, latencies and delays are over the latest answers, NaN
+        before the first. ``scorer_…`` is what the scorer reports about itself, ``control_…`` what the control does,
+        ``budget_…``, ``audit…`` and ``throttled_…`` what `Budget`, `Audit` and `Throttle` say.
         """
         handed_over = [content for contents, _ in self._in_flight.values() for content in contents]
         stats = self.meter.stats() | {
