@@ -7,7 +7,15 @@ import pytest
 from PIL import Image
 from scipy.stats import t
 
-from vlmrb.plots import confidence_band, plot_learning_curves, short_number, student_t
+from vlmrb.plots import (
+    OTHERS,
+    SCHEMES,
+    confidence_band,
+    plot_learning_curves,
+    scheme_styles,
+    short_number,
+    student_t,
+)
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 4, 9, 30, 31, 60, 500])
@@ -54,6 +62,20 @@ def test_curves_that_cannot_be_averaged_are_refused(curves: list, message: str) 
         confidence_band(curves)
 
 
+def test_a_scheme_looks_the_same_in_whatever_order_and_company() -> None:
+    kinds = {"vlm": "vlm", "tiny": "vlm", "aer": "aer", "uniform": "uniform", "own": "vlm_td"}
+    styles = scheme_styles(kinds)
+    assert scheme_styles(dict(reversed(kinds.items()))) == styles
+    assert len(set(styles.values())) == len(kinds)
+    assert {label: styles[label] for label in ("vlm", "uniform")} == {
+        label: SCHEMES[label] for label in ("vlm", "uniform")
+    }
+    assert styles["own"] == SCHEMES["vlm_td"]  # the only one of its kind
+    assert [styles[label].light for label in ("aer", "tiny")] == [light for light, _ in OTHERS[:2]]
+    many = scheme_styles({f"s{number}": "" for number in range(16)})
+    assert len(set(many.values())) == 16
+
+
 def test_plot_draws_each_label_in_its_color(tmp_path: Path) -> None:
     steps = np.arange(0, 50_001, 10_000)
     curves = {
@@ -62,7 +84,7 @@ def test_plot_draws_each_label_in_its_color(tmp_path: Path) -> None:
     }
     plot_learning_curves(curves, tmp_path / "plots" / "curve.png", title="DoorKey-6×6")
     pixels = np.asarray(Image.open(tmp_path / "plots" / "curve.png").convert("RGB")).reshape(-1, 3).astype(int)
-    for color in ((0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)):
+    for color in ((0x6E, 0x77, 0x81), (0xD5, 0x5E, 0x00)):
         assert (np.abs(pixels - color).max(1) < 8).sum() > 300
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -16,9 +20,33 @@ from numpy.typing import ArrayLike, NDArray
 Curve = tuple[ArrayLike, ArrayLike]
 """Env steps ``[K]``, increasing, and the value at each, ``[K]``."""
 
+
+@dataclass(frozen=True)
+class Style:
+    """How a scheme is drawn, in every picture.
+
+    Attributes:
+        light: colour on a light page.
+        dark: colour on a dark one.
+        dashes: Matplotlib's line style.
+    """
+
+    light: str
+    dark: str
+    dashes: Any = "-"
+
+
 # Okabe and Ito's colours, told apart with every common colour blindness; line styles tell them apart in print.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_STYLES = ("-", "--", "-.", ":")
+SCHEMES = {
+    "uniform": Style("#6e7781", "#9aa4af", (0, (4, 2))),
+    "per": Style("#E69F00", "#f0b429", (0, (1, 1.4))),
+    "vlm": Style("#0072B2", "#58b4f0"),
+    "vlm_td": Style("#009E73", "#3fcf9f", (0, (6, 1.5, 1, 1.5))),
+}
+"""The schemes that have a look of their own, in the order in which they stand."""
+OTHERS = (("#D55E00", "#ff8f4a"), ("#CC79A7", "#e79ac5"), ("#3aa0d8", "#86d0f5"), ("#8c6bb1", "#b79be0"))
+"""Colours of all other schemes, on a light and on a dark page."""
+_DASHES = ("-", "--", "-.", ":")
 
 # Student's t at 97.5 %, for 1, 2, … 30 degrees of freedom.
 _T = (
@@ -26,6 +54,34 @@ _T = (
     + (2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860)
     + (2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423)
 )
+
+
+def scheme_order(label: str) -> tuple[int, str]:
+    """Returns what to sort schemes by: those with a look of their own first, the others by name."""
+    known = list(SCHEMES)
+    return (known.index(label) if label in known else len(known), label)
+
+
+def scheme_styles(kinds: Mapping[str, str]) -> dict[str, Style]:
+    """Gives each scheme its look, the same whatever order they come in.
+
+    Args:
+        kinds: label → kind of scheme, such as ``per`` or ``vlm``. Of several of one kind, the one that is labelled so
+            has the kind's look, else the first by name; all others have colours and dashes in the order of their names.
+    """
+    ordered = sorted(kinds, key=scheme_order)
+    owners: dict[str, str] = {}
+    for label in ordered:
+        owners.setdefault(kinds[label], label)
+    others = [label for label in ordered if kinds[label] not in SCHEMES or owners[kinds[label]] != label]
+    styles = {}
+    for label in ordered:
+        if label in others:
+            turn, place = divmod(others.index(label), len(OTHERS))
+            styles[label] = Style(*OTHERS[place], _DASHES[turn % len(_DASHES)])
+        else:
+            styles[label] = SCHEMES[kinds[label]]
+    return styles
 
 
 def student_t(degrees_of_freedom: int) -> float:
@@ -84,10 +140,23 @@ def confidence_band(curves: Sequence[Curve]) -> tuple[NDArray[np.float64], NDArr
     return grid, table.mean(0), half
 
 
+def curves_caption(counts: Sequence[int]) -> str:
+    """Says what lines and bands of learning curves are.
+
+    Args:
+        counts: seeds of each curve, at least one.
+    """
+    if max(counts) == 1:
+        return "one run each, so there are no intervals"
+    seeds = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    return f"line: mean of {seeds} seeds; band: 95 % interval of the mean (Student's t)"
+
+
 def plot_learning_curves(
     curves: Mapping[str, Sequence[Curve]],
     path: str | os.PathLike[str],
     *,
+    kinds: Mapping[str, str] | None = None,
     title: str = "",
     ylabel: str = "success",
     bounds: tuple[float, float] | None = (0.0, 1.0),
@@ -99,6 +168,7 @@ def plot_learning_curves(
     Args:
         curves: label → one curve per seed: env steps ``[K]`` and values ``[K]``.
         path: the picture; its suffix says which kind (``.png``, ``.svg``, ``.pdf``).
+        kinds: label → kind of scheme, which gives a line its look (`scheme_styles`); by default the label itself.
         title: above the picture.
         ylabel: what the values are.
         bounds: range of the values, to which bands and axis are clipped; ``None`` for unbounded ones.
@@ -112,22 +182,23 @@ def plot_learning_curves(
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for number, (label, seeds) in enumerate(curves.items()):
-        color = _COLORS[number % len(_COLORS)]
+    styles = scheme_styles({label: (kinds or {}).get(label, label) for label in curves})
+    for label, seeds in curves.items():
+        style = styles[label]
         steps, mean, half = confidence_band(seeds)
         name = label if len(seeds) == 1 else f"{label} ({len(seeds)} seeds)"
-        axes.plot(steps, mean, color=color, linestyle=_STYLES[number % len(_STYLES)], linewidth=1.8, label=name)
+        axes.plot(steps, mean, color=style.light, linestyle=style.dashes, linewidth=1.8, label=name)
         if len(seeds) > 1:
             low, high = mean - half, mean + half
             if bounds is not None:
                 low, high = np.clip(low, *bounds), np.clip(high, *bounds)
-            axes.fill_between(steps, low, high, color=color, alpha=0.16, linewidth=0)
+            axes.fill_between(steps, low, high, color=style.light, alpha=0.15, linewidth=0)
     if bounds is not None:
         margin = 0.02 * (bounds[1] - bounds[0])
         axes.set_ylim(bounds[0] - margin, bounds[1] + margin)
     axes.set_xlim(left=0)
     axes.set_xlabel("env steps")
-    figure.supxlabel(_caption([len(seeds) for seeds in curves.values()]), fontsize="small", color="#606060")
+    figure.supxlabel(curves_caption([len(seeds) for seeds in curves.values()]), fontsize="small", color="#606060")
     axes.set_ylabel(ylabel)
     axes.set_title(title)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
@@ -136,14 +207,22 @@ def plot_learning_curves(
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="best")
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=144)
+    save_figure(figure, path, dpi=144)
 
 
-def _caption(counts: Sequence[int]) -> str:
-    if max(counts) == 1:
-        return "one run each"
-    seeds = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-    return f"line: mean of {seeds} seeds; band: 95 % interval of the mean (Student's t)"
+def save_figure(figure: Figure, target: str | os.PathLike[str] | IO[bytes], **options: Any) -> None:
+    """Writes a figure; a PDF has fonts that can be edited and that journals take, and no time in it.
+
+    Args:
+        figure: with a canvas.
+        target: a path, whose suffix says which kind, or an open file.
+        options: of `Figure.savefig`; ``format`` where the target has no suffix.
+    """
+    if options.get("format", Path(str(target)).suffix[1:]) == "pdf":
+        options["metadata"] = {"CreationDate": None}
+    logging.getLogger("fontTools").setLevel(logging.WARNING)  # it announces every letter
+    with mpl.rc_context({"pdf.fonttype": 42}):
+        figure.savefig(target, **options)
 
 
 def short_number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""From runs of one configuration to results.csv, table.csv and curves.png; docs/sweeps.md explains every column."""
+"""From runs of one configuration to results.csv, table.csv and pictures; docs/sweeps.md explains every column."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmrb.experiments.cells import Cell
+from vlmrb.experiments.report.files import read_yaml
+from vlmrb.experiments.report.settings import scheme_kind
 from vlmrb.plots import plot_learning_curves, short_number
 
 Curve = tuple[NDArray[np.float64], NDArray[np.float64]]  # env steps and success, ``[n]`` each
@@ -69,7 +71,7 @@ def confidence_interval(values: Sequence[float], resamples: int = 10_000) -> tup
 
 
 def write_results(cells: Sequence[Cell], out: Path) -> list[str]:
-    """Writes ``results.csv`` (every evaluation), ``table.csv`` (per scheme) and ``curves.png``; prints the table.
+    """Writes ``results.csv`` (every evaluation), ``table.csv`` (per scheme), ``curves.png``/``.pdf``; prints the table.
 
     Args:
         cells: runs of one configuration, at least one.
@@ -90,12 +92,23 @@ def write_results(cells: Sequence[Cell], out: Path) -> list[str]:
         labels = dict.fromkeys(cell.label for cell in finished)
         shown = {label: [curves[cell] for cell in finished if cell.label == label] for label in labels}
         first = finished[0].summary or {}  # all share the configuration
-        plot_learning_curves(shown, out / "curves.png", title=f"{first['env']}, {first['algorithm']}")
-        print(f"learning curves   {out}/curves.png")
+        title = f"{first['env']}, {first['algorithm']}"
+        kinds = {label: _kind(next(cell for cell in finished if cell.label == label)) for label in labels}
+        for ending in ("png", "pdf"):
+            plot_learning_curves(shown, out / f"curves.{ending}", kinds=kinds, title=title)
+        print(f"learning curves   {out}/curves.png, {out}/curves.pdf")
     else:
         print("no run has finished: there are no curves to draw yet")
     print(f"per scheme        {out}/table.csv\nevery evaluation  {out}/results.csv")
     return damages
+
+
+def _kind(cell: Cell) -> str:
+    """Returns the kind of a cell's scheme by what its run was set to, by its label where nothing says that."""
+    try:
+        return scheme_kind(read_yaml(cell.folder / "config.yaml")) or cell.label
+    except ValueError:  # damaged, which is nothing that a picture has to fail for
+        return cell.label
 
 
 def _read_curves(cells: Sequence[Cell]) -> tuple[dict[Cell, Curve], list[str]]:

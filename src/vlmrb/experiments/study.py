@@ -21,7 +21,7 @@ RESOURCES = {"num_cpus": 1.0, "num_gpus": 0.0}  # of one run
 KEYS = ("name", "configs", "schemes", "seeds", "overrides", "jobs", "resources", "out")
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 # Files of a study's folder and of its configurations' folders.
-FILES = ("commands.txt", "study.yaml", "results.csv", "table.csv", "curves.png")
+FILES = ("commands.txt", "study.yaml", "results.csv", "table.csv", "curves.png", "curves.pdf")
 HIGHEST_SEED = 2**32 - 1
 MOST_SEEDS = 10_000
 SMALLEST, LARGEST = 0.0001, 1_000_000  # cores or GPUs of a run; the smallest share is Ray's

@@ -20,22 +20,22 @@ from numpy.typing import NDArray
 from vlmrb.experiments.report.statistics import curve, means
 from vlmrb.experiments.report.table import Number, Table
 from vlmrb.experiments.report.tasks import Arm, Task, common_schemes
-from vlmrb.plots import align_curves, short_number
+from vlmrb.plots import (
+    OTHERS,
+    SCHEMES,
+    Style,
+    confidence_band,
+    curves_caption,
+    save_figure,
+    scheme_styles,
+    short_number,
+)
 
 CROWDED = 6  # schemes in one pair of axes
 _PANELS = 4  # beside each other
 
 _LIGHT = {"ink": "#1f2328", "soft": "#59636e", "faint": "#e4e8ec", "paper": "#ffffff"}
 _DARK = {"ink": "#e6edf3", "soft": "#9198a1", "faint": "#30363d", "paper": "#161b22"}
-# Okabe and Ito's, told apart with every common colour blindness; in print, line styles tell. Light and dark page.
-_KNOWN = {
-    "uniform": ("#6e7781", "#9aa4af"),
-    "per": ("#E69F00", "#f0b429"),
-    "vlm": ("#0072B2", "#58b4f0"),
-    "vlm_td": ("#009E73", "#3fcf9f"),
-}
-_OTHERS = (("#D55E00", "#ff8f4a"), ("#CC79A7", "#e79ac5"), ("#3aa0d8", "#86d0f5"), ("#8c6bb1", "#b79be0"))
-_STYLES = {"uniform": (0, (4, 2)), "per": (0, (1, 1.4)), "vlm": "-", "vlm_td": (0, (6, 1.5, 1, 1.5))}
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Picture:
         caption: how to read it.
         light: PNG for a light page.
         dark: the same for a dark one.
+        pdf: the light one as vectors, for a paper.
         width: in CSS pixels.
     """
 
@@ -56,6 +57,7 @@ class Picture:
     caption: str
     light: bytes
     dark: bytes
+    pdf: bytes
     width: int
 
 
@@ -63,28 +65,12 @@ _Band = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDA
 """Env steps, average, and its interval's ends, ``float64[K]`` each."""
 
 
-@dataclass(frozen=True)
-class _Line:
-    """How an arm is drawn: its place among the arms that no convention has a colour for."""
-
-    kind: str
-    place: int
-
-    def color(self, dark: bool) -> str:
-        pair = _KNOWN.get(self.kind) or _OTHERS[self.place % len(_OTHERS)]
-        return pair[dark]
-
-    @property
-    def style(self) -> Any:
-        return _STYLES.get(self.kind, ("-", "--", "-.", ":")[self.place // len(_OTHERS) % 4])
-
-
 def task_pictures(task: Task) -> list[Picture]:
     """Draws a task's learning curves and, where there are many schemes, each of the further ones by itself."""
     arms = [arm for arm in task.arms if arm.runs]
     if not arms:
         return []
-    main = arms if len(arms) <= CROWDED else [arm for kind in _KNOWN if (arm := task.arm(kind)) is not None]
+    main = arms if len(arms) <= CROWDED else [arm for kind in SCHEMES if (arm := task.arm(kind)) is not None]
     main = main or arms[:CROWDED]
     pictures = [_curves(task, main)]
     if len(main) > 1:
@@ -94,7 +80,7 @@ def task_pictures(task: Task) -> list[Picture]:
 
 
 def _curves(task: Task, arms: Sequence[Arm]) -> Picture:
-    lines, bands = _lines(arms), [_band(arm) for arm in arms]
+    lines, bands = _styles(task), [_band(arm) for arm in arms]
 
     def draw(figure: Figure, dark: bool) -> None:
         axes = figure.subplots()
@@ -104,22 +90,19 @@ def _curves(task: Task, arms: Sequence[Arm]) -> Picture:
         axes.set_title("success in evaluations", loc="left")
         axes.legend(frameon=False, fontsize="small", loc="best")
 
-    counts = sorted({len(arm.runs) for arm in arms})
-    seeds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
-    caption = f"Mean of {seeds} seeds; band: 95 % bootstrap interval of the mean, where there are several."
-    if counts == [1]:
-        caption = "One run each, so there are no intervals."
-    return _picture(f"curves_{task.slug}", f"Learning curves, {task.title}", caption, (5.9, 3.6), draw)
+    told = curves_caption([len(arm.runs) for arm in arms])
+    said = f"{told[0].upper()}{told[1:]}."
+    return _picture(f"curves_{task.slug}", f"Learning curves, {task.title}", said, (5.9, 3.6), draw)
 
 
 def _areas(task: Task, arms: Sequence[Arm]) -> Picture:
-    lines = _lines(arms)
+    lines = _styles(task)
     areas = [Number.of(found) for arm in arms for found in means([arm.area()])]
 
     def draw(figure: Figure, dark: bool) -> None:
         axes = figure.subplots()
         for place, (arm, area) in enumerate(zip(arms, areas, strict=True)):
-            _whisker(axes, place, area, arm.area(), lines[arm.label].color(dark))
+            _whisker(axes, place, area, arm.area(), _color(lines[arm.label], dark))
         axes.set_yticks(range(len(arms)), [arm.label for arm in arms])
         axes.set_ylim(len(arms) - 0.4, -0.6)
         axes.set_title("success, averaged over training", loc="left")
@@ -131,7 +114,7 @@ def _areas(task: Task, arms: Sequence[Arm]) -> Picture:
 
 def _small_multiples(task: Task, arms: Sequence[Arm]) -> Picture:
     beside = [arm for kind in ("uniform", "per") if (arm := task.arm(kind)) is not None]
-    lines, bands = _lines(beside), {arm.label: _band(arm) for arm in (*beside, *arms)}
+    lines, bands = _styles(task), {arm.label: _band(arm) for arm in (*beside, *arms)}
     rows = math.ceil(len(arms) / _PANELS)
 
     def draw(figure: Figure, dark: bool) -> None:
@@ -139,7 +122,7 @@ def _small_multiples(task: Task, arms: Sequence[Arm]) -> Picture:
         for panel, arm in zip(panels, arms, strict=False):
             for other in beside:
                 _curve(panel, bands[other.label], other.name, lines[other.label], dark, thin=True)
-            _curve(panel, bands[arm.label], arm.name, _Line("", 0), dark)
+            _curve(panel, bands[arm.label], arm.name, lines[arm.label], dark)
             _as_success(panel)
             panel.set_xlabel("")
             panel.set_title(arm.name, loc="left", fontsize="small")
@@ -150,7 +133,10 @@ def _small_multiples(task: Task, arms: Sequence[Arm]) -> Picture:
         if beside:
             panels[0].legend(handles=panels[0].get_lines()[: len(beside)], frameon=False, fontsize="small")
 
-    caption = "Each scheme by itself, thin lines: uniform replay and PER. Band: 95 % bootstrap interval of the mean."
+    caption = (
+        "Each scheme by itself, thin lines: uniform replay and PER. Band: 95 % interval of the mean (Student's t), "
+        "where there are several seeds."
+    )
     size = (11.2, 2.1 * rows + 0.4)
     return _picture(f"schemes_{task.slug}", f"Further schemes, {task.title}", caption, size, draw)
 
@@ -161,7 +147,7 @@ def together_picture(tasks: Sequence[Task]) -> Picture | None:
     if not shared:
         return None
     schemes = {label: [arm for task in shared for arm in task.arms if arm.label == label] for label in labels}
-    lines = _lines([arms[0] for arms in schemes.values()])
+    lines = _styles(shared[0])
     grid = np.linspace(0, 1, 51)
     bands = {
         label: (grid, *curve([_at_shares(arm, grid) for arm in arms], interquartile=True))
@@ -195,7 +181,7 @@ def factor_picture(table: Table) -> Picture | None:
         axes = figure.subplots()
         for number, column in enumerate(columns):
             offset = 0.12 * (number - (len(columns) - 1) / 2)
-            color = (_DARK if dark else _LIGHT)["soft"] if column.paper else _OTHERS[number % len(_OTHERS)][dark]
+            color = (_DARK if dark else _LIGHT)["soft"] if column.paper else OTHERS[number % len(OTHERS)][dark]
             cells = [row.cells.get(column.key) for row in table.rows]
             known = [(place, cell) for place, cell in enumerate(cells) if isinstance(cell, Number) and cell.known]
             style: dict[str, Any] = {"marker": "D", "markerfacecolor": "none"} if column.paper else {"marker": "o"}
@@ -227,25 +213,23 @@ def _at_shares(arm: Arm, grid: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.stack([np.interp(grid, run.steps / run.steps[-1], run.success) for run in arm.runs])
 
 
-def _lines(arms: Sequence[Arm]) -> dict[str, _Line]:
-    """Gives each arm its look; only one arm of a kind has the kind's own colour."""
-    given, used = dict[str, _Line](), set[str]()
-    for arm in arms:
-        kind = arm.kind if arm.kind in _KNOWN and arm.kind not in used else ""
-        used.add(kind)
-        given[arm.label] = _Line(kind, sum(not line.kind for line in given.values()))
-    return given
+def _styles(task: Task) -> dict[str, Style]:
+    return scheme_styles({arm.label: arm.kind for arm in task.arms if arm.runs})
+
+
+def _color(style: Style, dark: bool) -> str:
+    return style.dark if dark else style.light
 
 
 def _band(arm: Arm) -> _Band:
-    steps, table = align_curves([(run.steps, run.success) for run in arm.runs])
-    return steps, *curve([table])
+    steps, mean, half = confidence_band([(run.steps, run.success) for run in arm.runs])
+    return steps, mean, np.clip(mean - half, 0, 1), np.clip(mean + half, 0, 1)
 
 
-def _curve(axes: Axes, band: _Band, label: str, line: _Line, dark: bool, thin: bool = False) -> None:
+def _curve(axes: Axes, band: _Band, label: str, style: Style, dark: bool, thin: bool = False) -> None:
     steps, value, low, high = band
-    color = line.color(dark)
-    axes.plot(steps, value, color=color, linestyle=line.style, linewidth=1 if thin else 2, label=label)
+    color = _color(style, dark)
+    axes.plot(steps, value, color=color, linestyle=style.dashes, linewidth=1 if thin else 2, label=label)
     if not thin:
         axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
 
@@ -276,7 +260,10 @@ def _picture(
             image = io.BytesIO()
             figure.savefig(image, dpi=150)
             images.append(image.getvalue())
-    return Picture(key, title, caption, images[0], images[1], round(100 * size[0]))
+            if not dark:
+                vectors = io.BytesIO()
+                save_figure(figure, vectors, format="pdf")
+    return Picture(key, title, caption, images[0], images[1], vectors.getvalue(), round(100 * size[0]))
 
 
 def _settings(colors: Mapping[str, str]) -> dict[str, Any]:

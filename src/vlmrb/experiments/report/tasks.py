@@ -24,9 +24,9 @@ from vlmrb.experiments.report.settings import (
     scorer_of,
 )
 from vlmrb.experiments.report.table import slug
+from vlmrb.plots import SCHEMES, scheme_order
 
 TOLERANCE = 1e-6  # successes are shares kept as float32
-_FIRST = ("uniform", "per", "vlm", "vlm_td")
 _BASELINES = {"uniform": "uniform", "per": "PER"}
 _DOORKEY = re.compile(r"MiniGrid-DoorKey-(\d+)x\1-v0")
 _SCENE = re.compile(r"scene-(?:play-)?singletask-task(\d)-v0")
@@ -54,7 +54,7 @@ class Arm:
     @property
     def kind(self) -> str:
         """What it is: see `scheme_kind`; by its label if its settings are not known."""
-        return scheme_kind(self.settings) or (self.label if self.label in _FIRST else "")
+        return scheme_kind(self.settings) or (self.label if self.label in SCHEMES else "")
 
     @property
     def scored(self) -> bool:
@@ -229,7 +229,7 @@ def gather(runs: Sequence[Run]) -> tuple[list[Task], list[tuple[Run, str]]]:
         members = [run for found in schemes.values() for run in found]
         _require_one_budget(name, members)
         arms = []
-        for label in sorted(schemes, key=_order):
+        for label in sorted(schemes, key=scheme_order):
             _require_same_settings(name, label, schemes[label])
             kept, repeated = _by_seed(schemes[label])
             left_out += [(run, f"seed {run.seed} of {label} is taken from {other.source}") for run, other in repeated]
@@ -242,10 +242,6 @@ def gather(runs: Sequence[Run]) -> tuple[list[Task], list[tuple[Run, str]]]:
 
 def _task_name(run: Run) -> str:
     return run.config or ", ".join(part for part in (run.env, run.algorithm) if part) or "unknown task"
-
-
-def _order(label: str) -> tuple[int, str]:
-    return (_FIRST.index(label) if label in _FIRST else len(_FIRST), label)
 
 
 def _by_seed(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, Run]]]:
