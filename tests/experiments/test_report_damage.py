@@ -142,6 +142,7 @@ def test_damage_behind_commands_is_named(
 
 def test_switch_alone_in_a_command_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("a.yaml").touch()
     Path("results.csv").write_text(HEAD + "vlm,0,finished,5,0.0\n")
     Path("commands.txt").write_text("vlmrb fit -c a.yaml --replay.stratified --run_dir o/vlm/seed_0 --replay.x -1\n")
     (run,) = read_results(Path("results.csv"))
@@ -169,7 +170,8 @@ def test_run_that_finished_without_its_last_evaluations_is_in_no_number(
     assert arm.final().tolist() == [pytest.approx(0.2)]
     assert texts(schemes_table(task), 0, "seeds") == ["1 of 2"]
     assert texts(runs_table([task]), 0, "seed", "status", "final", "ending") == ["1", "damaged", "–", words]
-    assert f"door, vlm, seed 1: damaged, in no number: {words} ({folder})" in warnings_in(tmp_path)
+    task = "DoorKey-6, DQN" if settings else "door"
+    assert f"{task}, vlm, seed 1: damaged, in no number: {words} ({folder})" in warnings_in(tmp_path)
 
 
 def test_kept_run_that_never_went_anywhere_is_in_no_number(tmp_path: Path) -> None:
@@ -200,7 +202,7 @@ def test_run_that_was_hardly_scored_is_warned_of(tmp_path: Path, where: str, sha
         else:
             (folder / where).write_text(f"step,scoring/share_scored\n1,1\n2,{share}\n3,\n")
     found = [line for line in warnings_in(tmp_path) if "share of clips" in line]
-    assert found == ([f"door, vlm, seed 0: {words} ({folder})"] if words else [])
+    assert found == ([f"DoorKey-6, DQN, vlm, seed 0: {words} ({folder})"] if words else [])
     assert [len(arm.runs) for arm in tasks_in(tmp_path)[0].arms] == [1, 1]
 
 

@@ -46,16 +46,28 @@ def test_page_of_the_kept_results(kept: Path) -> None:
     assert "No vision-language model is known to have scored any run on this page. sprites : hand-made" in words
     assert "0.62" in words  # uniform's success over training, as docs/results/doorkey_6x6.md has it
     assert "20 finished runs" in words
+    assert "4.8M env steps" in words
     assert {path.name for path in (kept / "figures").iterdir()} == {
-        *("curves_doorkey_6x6_dqn.png", "areas_doorkey_6x6_dqn.png", "priority.png")
+        f"{name}.{ending}"
+        for name in ("curves_doorkey_6x6_dqn", "areas_doorkey_6x6_dqn", "priority")
+        for ending in ("png", "pdf")
     }
-    for path in (kept / "figures").iterdir():
+    for path in (kept / "figures").glob("*.pdf"):
+        assert path.read_bytes().startswith(b"%PDF")
+    for path in (kept / "figures").glob("*.png"):
         with Image.open(path) as picture:
             assert min(picture.size) > 300
             assert len(picture.getcolors(1 << 20) or []) > 20  # something is drawn
     text = (kept / "report.md").read_text()
-    assert text.count("\n## ") >= 15
-    assert "| DoorKey-16 |" in text
+    titles = re.findall(r"^## (.*)", text, re.MULTILINE)
+    assert titles == [
+        *("DoorKey-6, DQN", "Against uniform replay, level by level", "Against PER, level by level"),
+        *("Priority variants", "Every run that was found", "Not run here"),
+    ]
+    assert "- How far scores can be relied on: [tables/reliability.csv](tables/reliability.csv)" in text
+    assert re.search(r"<details><summary>How far scores can be relied on", page)
+    assert re.search(r"<details><summary>Scorers, offline", page)
+    assert (kept / "tables" / "reliability.csv").exists()
 
 
 def test_page_needs_no_other_file_and_no_script(kept: Path) -> None:
@@ -89,12 +101,14 @@ def test_what_did_not_finish_is_listed_and_what_was_not_run_is_a_gap(
     assert main(["report", str(tmp_path / "in"), "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert "2 of 4 runs have finished" in said
-    assert f"door, vlm, seed 2: interrupted, in no number ({tmp_path}/in/door/vlm/seed_2)" in said
-    assert f"door, per, seed 0: failed, in no number: vlmrb fit: error: <no> room ({folder})" in said
+    where = f"{tmp_path}/in/door/vlm/seed_2"
+    assert f"DoorKey-6, DQN, vlm, seed 2: interrupted, in no number: got to 100 of 400 env steps ({where})" in said
+    assert f"DoorKey-6, DQN, per, seed 0: failed, in no number: vlmrb fit: error: <no> room ({folder})" in said
     page = (tmp_path / "out" / "index.html").read_text()
     assert "&lt;no&gt; room" in page
     assert "<no>" not in page
     assert "0.33" not in told(page)  # in no table, not even as a mean
+    assert "In names of files: door." in told(page)
     (line,) = [line for line in (tmp_path / "out" / "report.md").read_text().splitlines() if line.startswith("| per |")]
     assert set(line.split(" | ")[3:-1]) == {"–"}
     assert {"lambda.csv", "runs.csv", "against_per.csv"} <= {path.name for path in (tmp_path / "out/tables").iterdir()}
@@ -155,6 +169,16 @@ def test_every_table_is_documented(kept: Path) -> None:
     keys = {path.stem for path in (kept / "tables").iterdir()} - {"runs"}
     assert [key for key in keys if not key.startswith("schemes_") and f"`{key}`" not in text] == []
     assert [factor.key for factor in FACTORS if f"`{factor.key}`" not in text] == []
+
+
+def test_every_column_is_documented(kept: Path) -> None:
+    text = (ROOT / "docs" / "report.md").read_text()
+    beginnings = tuple(re.findall(r"`([\w.]+_)[TC](?:_S)?`", text))
+    assert "best_" in beginnings
+    for path in (kept / "tables").iterdir():
+        for column in path.read_text().partition("\n")[0].split(","):
+            name = re.sub(r"_(low|high|runs|reached|spread|why)$", "", column)
+            assert f"`{name}`" in text or name.startswith(("paper_", *beginnings)), f"{path.name}: {column}"
 
 
 def test_papers_figures_have_a_source_and_every_level_a_domain() -> None:

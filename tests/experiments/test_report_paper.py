@@ -91,6 +91,11 @@ def test_levels_that_were_not_run_are_gaps(tmp_path: Path) -> None:
     assert lines[0]["paper_steps"] == "139000"
 
 
+def test_tables_without_anything_of_ours_are_told_by_that() -> None:
+    tables = [make([]) for make in (bins_table, reliability_table, models_table, prompts_table, sizes_table)]
+    assert not any(table.ours for table in tables)
+
+
 def test_smaller_task_stands_apart_without_figures_of_the_paper(tmp_path: Path) -> None:
     leave_arm(tmp_path / "door", "uniform", UNIFORM)
     leave_arm(tmp_path / "door", "vlm", SCORED)
@@ -99,6 +104,44 @@ def test_smaller_task_stands_apart_without_figures_of_the_paper(tmp_path: Path) 
     assert (first.cells["task"], first.mark) == ("DoorKey-6, DQN", "smaller")
     assert first.section.startswith("Other tasks, smaller ones for the most part")
     assert not [key for key in first.cells if key.startswith("paper_")]
+
+
+def test_schemes_of_ones_own_stand_below_on_any_task(tmp_path: Path) -> None:
+    quarter = {"replay.lam_max": 0.25}
+    rank = {"replay.vlm": None, "replay.rank": {"exponent": 0.7}}
+    leave_arm(tmp_path / "d16", "uniform", UNIFORM, changes=PAPERS, **MILLION)
+    leave_arm(tmp_path / "d16", "vlm", SCORED, changes=PAPERS, **MILLION)
+    leave_arm(tmp_path / "d16", "quarter", SCORED, "vlm", changes={**PAPERS, **quarter}, **MILLION)
+    leave_arm(tmp_path / "door", "uniform", UNIFORM)
+    leave_arm(tmp_path / "door", "per", UNIFORM)
+    leave_arm(tmp_path / "door", "rank", SCORED, "vlm", changes=rank)
+    tasks = tasks_in(tmp_path)
+    table = level_table(tasks, "uniform")
+    own = [row for row in table.rows if row.section.startswith("Other schemes")]
+    assert [(row.cells["task"], row.cells["scheme"], row.mark) for row in own] == [
+        ("DoorKey-16, DQN", "quarter · sprites", ""),
+        ("DoorKey-6, DQN", "rank", "smaller"),
+    ]
+    assert value(own[1].cells, "less_steps") == 0.25
+    papers = [row for row in table.rows if row.section == "The paper's tasks" and "success" in row.cells]
+    assert [row.cells["scheme"] for row in papers] == ["vlm · sprites"]
+    assert "DoorKey-16, DQN: no finished run of PER to compare with." in level_table(tasks, "per").notes
+
+
+def test_no_comparison_rests_on_a_baseline_that_never_succeeded(tmp_path: Path) -> None:
+    leave_arm(tmp_path / "d16", "uniform", [[0.0] * 5] * 2, changes=PAPERS, **MILLION)
+    leave_arm(tmp_path / "d16", "vlm", SCORED, changes=PAPERS, **MILLION)
+    leave_arm(tmp_path / "d16", "quarter", SCORED, "vlm", changes={**PAPERS, "replay.lam_max": 0.25}, **MILLION)
+    tasks = tasks_in(tmp_path)
+    never = "– uniform never succeeded"
+    table = level_table(tasks, "uniform")
+    ours = [number for number, row in enumerate(table.rows) if "success" in row.cells]
+    for row in ours:
+        assert texts(table, row, "steps", "baseline_steps", "less_steps", "less_time") == [never] * 4
+    assert len(ours) == 2
+    assert texts(gains_table(tasks), 0, "success_uniform", "steps_uniform") == [never, never]
+    assert texts(priority_table(tasks), 2, "best_d16", "to_uniform_d16") == ["0.70 [0.40, 1.00]", never]
+    assert texts(factor_table(FACTORS[1], tasks), 1, "to_uniform_d16") == [never]
 
 
 @pytest.mark.parametrize(
@@ -129,6 +172,7 @@ def test_task_without_settings_is_not_taken_for_the_papers(tmp_path: Path) -> No
     (tmp_path / "DoorKey-16x16" / "vlm" / "seed_0" / "summary.json").unlink()
     (task,) = tasks_in(tmp_path)
     assert (standing(task).badge, standing(task).same) == ("settings not recorded", False)
+    assert standing(task).reasons == ("no config.yaml lies with its runs",)
 
 
 def test_another_scorer_or_clip_length_on_the_papers_task_is_said(tmp_path: Path) -> None:
@@ -146,9 +190,13 @@ def test_priority_variants_stand_beside_the_papers(tmp_path: Path) -> None:
     expected = ["DoorKey-6, DQN · sprites (a smaller task)", "paper: DoorKey-16, DQN", "paper: Scene-5, SAC"]
     assert list(groups) == expected
     assert [row.cells["level"] for row in table.rows] == ["uniform", "PER", "score only", "score × TD error"]
-    assert texts(table, 0, "best_0", "paper_best_0", "paper_to_per_0") == ["0.50 [0.40, 0.60]", "0.20", "never (in 1M)"]
-    assert texts(table, 1, "best_0", "to_uniform_0", "paper_best_1") == ["–", "–", "0.62"]
-    assert texts(table, 3, "best_0", "to_uniform_0") == ["1.00", "200"]  # one seed, no interval
+    assert texts(table, 0, "best_door", "paper_best_doorkey-16_dqn", "paper_to_per_doorkey-16_dqn") == [
+        "0.50 [0.40, 0.60]",
+        "0.20",
+        "never (in 1M)",
+    ]
+    assert texts(table, 1, "best_door", "to_uniform_door", "paper_best_scene-5_sac") == ["–", "–", "0.62"]
+    assert texts(table, 3, "best_door", "to_uniform_door") == ["1.00", "200"]  # one seed, no interval
     assert "sprites: hand-made recogniser, not a VLM." in table.notes
 
 
@@ -179,10 +227,10 @@ def test_levels_of_a_factor_are_told_apart_by_their_settings(tmp_path: Path, fac
     other = {"replay.batch_size": 7, "replay.vlm.threshold": 0.9}
     leave_arm(tmp_path / "door", "elsewhere", [[0.0, 0.9]], "vlm", changes=other)  # more than one thing is different
     table = factor_table(factor, tasks_in(tmp_path))
-    found = {row.cells["level"]: row.cells for row in table.rows if isinstance(row.cells.get("best_0"), Number)}
+    found = {row.cells["level"]: row.cells for row in table.rows if isinstance(row.cells.get("best_door"), Number)}
     assert list(found) == list(CHANGES[factor.key])
-    assert [value(cells, "best_0") for cells in found.values()] == [number / 10 for number in range(len(found))]
-    assert not [column for column in table.columns if column.key == "best_1"]
+    assert [value(cells, "best_door") for cells in found.values()] == [number / 10 for number in range(len(found))]
+    assert [column.key for column in table.columns if column.key.startswith("best_")] == ["best_door"]
 
 
 def test_one_level_is_no_comparison(tmp_path: Path) -> None:
@@ -197,14 +245,14 @@ def test_equal_settings_under_two_names_are_one_level_and_each_seed_counts_once(
     leave_run(tmp_path / "door" / "same" / "seed_9", [0.0, 0.9], settings_of("vlm"))
     leave_arm(tmp_path / "door", "quarter", [[0.0, 0.1]], "vlm", changes={"replay.lam_max": 0.25})
     table = factor_table(FACTORS[1], tasks_in(tmp_path))
-    cell = row_of(table, "level", "0.5")["best_0"]
+    cell = row_of(table, "level", "0.5")["best_door"]
     assert isinstance(cell, Number)
     assert (cell.value, cell.runs) == (pytest.approx((0.2 + 0.4 + 0.9) / 3), 3)
 
 
 def test_papers_spread_and_gaps_are_kept(tmp_path: Path) -> None:
     table = factor_table(FACTORS[0], [])
-    assert texts(table, 0, "paper_best_0", "paper_to_0.8_0") == ["0.53 ± 0.27", "–"]
+    assert texts(table, 0, "paper_best_doorkey-16_dqn", "paper_to_0.8_doorkey-16_dqn") == ["0.53 ± 0.27", "–"]
     assert not table.ours
 
 
@@ -217,12 +265,12 @@ def test_replay_frequencies_are_read_from_the_runs(tmp_path: Path) -> None:
     leave_arm(tmp_path / "door", "vlm", SCORED, metrics=metrics)
     leave_arm(tmp_path / "door", "uniform", UNIFORM, metrics={"replay/frequency_unscored": 1.0})
     table = frequency_table(tasks_in(tmp_path))
-    assert texts(table, 0, "times_0", "share_0", "paper_times") == [
+    assert texts(table, 0, "times_door_vlm", "share_door_vlm", "paper_times") == [
         "3.00× [3.00×, 3.00×]",
         "12.5 % [12.5 %, 12.5 %]",
         "1.41×",
     ]
-    assert texts(table, 1, "times_0", "paper_times") == ["–", "2.17×"]  # no episode has succeeded
+    assert texts(table, 1, "times_door_vlm", "paper_times") == ["–", "2.17×"]  # no episode has succeeded
     assert table.number == "8"
 
 
@@ -260,9 +308,15 @@ def test_prompts_are_matched_with_the_papers(tmp_path: Path) -> None:
     other = {**base, "label": "tiny_vlm, grid_terse prompt", "prompt": "grid_terse/1: Goal?"}
     own = {**base, "label": "tiny_vlm, mine", "prompt": "Is it done?"}
     table = prompts_table([{**report, "scorers": [base, other, own]}])
-    assert {row.cells["prompt"] for row in table.rows if "auc_0" in row.cells} == {"base", "terse", "Is it done?"}
+    assert {
+        row.cells["prompt"] for row in table.rows if "auc_tiny_model_minigrid-8x8-standard-tile8-v1" in row.cells
+    } == {
+        "base",
+        "terse",
+        "Is it done?",
+    }
     cells = row_of(table, "prompt", "paraphrase A")
-    assert cells.get("auc_0") is None
+    assert cells.get("auc_tiny_model_minigrid-8x8-standard-tile8-v1") is None
     assert value(cells, "paper_auc") == 0.989
 
 

@@ -9,6 +9,7 @@ from report_runs import SPRITES, leave_run, settings_of
 
 from vlmrb.experiments.report.command import read_all
 from vlmrb.experiments.report.kept import read_results
+from vlmrb.experiments.report.paper import standing
 from vlmrb.experiments.report.runs import Run, read_run, run_folders
 from vlmrb.experiments.report.settings import (
     control_of,
@@ -87,10 +88,26 @@ def test_only_finished_runs_are_in_an_arm_and_the_failed_one_tells_why(tmp_path:
     (arm,) = task.arms
     assert [run.seed for run in arm.runs] == [0]
     assert [(run.seed, run.status, run.ending) for run in arm.others] == [
-        (1, "interrupted", ""),
+        (1, "interrupted", "got to 0 of 400 env steps"),
         (2, "failed", "vlmrb fit: error: no room"),
     ]
     assert left_out == []
+
+
+def test_run_that_was_cut_off_tells_how_far_it_got(tmp_path: Path) -> None:
+    folder = leave_run(tmp_path / "task" / "vlm" / "seed_0", [0.0, 0.5], settings_of("vlm"), exit_code=None)
+    (folder / "log.txt").write_text("INFO some line that says nothing\n")
+    assert read_run(folder).ending == "got to 100 of 400 env steps"
+    (folder / "metrics.csv").write_text("step,time/wall_s\n100,1\n250,2\n")
+    assert read_run(folder).ending == "got to 250 of 400 env steps"
+
+
+def test_kept_run_that_was_cut_off_tells_how_far_it_got(tmp_path: Path) -> None:
+    (tmp_path / "results.csv").write_text(
+        HEAD + "vlm,0,interrupted,0,0.0\nvlm,0,interrupted,1500,0.5\nvlm,1,failed,,\n"
+    )
+    first, second = read_results(tmp_path / "results.csv")
+    assert (first.ending, second.ending) == ("got to 1,500 env steps", "")
 
 
 def test_half_a_line_at_the_end_is_left_out(tmp_path: Path) -> None:
@@ -187,6 +204,7 @@ def test_kind_of_a_scheme_is_what_its_settings_turn_on(kind: str) -> None:
         ({"lam_max": 1.0, "vlm": None, "rank": {"exponent": 0.7}, "importance_weights": {"beta_start": 0.5}}, "rank"),
         ({"lam_max": 0.0, "vlm": None, "aer": {"candidates": 4}}, "aer"),
         ({"lam_max": 0.0, "vlm": {"threshold": 0.5}}, "uniform"),
+        ({"capacity": 1000}, "vlm"),
         ({"lam_max": 0.5, "vlm": {"threshold": 0.5}, "age": {"turnover": 0.2}}, "age+vlm"),
     ],
 )
@@ -285,10 +303,14 @@ def test_kept_results_without_their_configuration_are_named_by_their_folder(tmp_
     (tmp_path / "reach").mkdir()
     path = tmp_path / "reach" / "sac_results.csv"
     path.write_text(HEAD + "vlm,0,finished,0,0.0\nvlm,0,finished,500,0.5\nvlm,1,failed,,\n")
-    (tmp_path / "reach" / "sac_commands.txt").write_text("vlmrb fit -c gone.yaml --run_dir runs/vlm/seed_0\n")
+    (tmp_path / "reach" / "there.yaml").write_text("replay: {lam_max: 0.5}\n")
+    files = f"-c gone.yaml -c {tmp_path}/reach/there.yaml"
+    (tmp_path / "reach" / "sac_commands.txt").write_text(f"vlmrb fit {files} --run_dir runs/vlm/seed_0\n")
     first, second = read_results(path)
     assert (first.config, first.settings, first.finished) == ("reach_sac", {}, True)
     assert (second.status, len(second.steps), second.budget) == ("failed", 0, None)
+    (task,), _ = gathered(path)
+    assert standing(task).reasons == ("gone.yaml, which its commands.txt names, is gone",)
 
 
 def test_results_beside_their_runs_are_not_read_again(tmp_path: Path) -> None:

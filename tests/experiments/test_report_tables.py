@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -28,18 +29,19 @@ def test_table_of_a_task_as_markdown(tmp_path: Path) -> None:
     (task,) = tasks_in(tmp_path)
     lines = to_markdown(schemes_table(task)).splitlines()
     assert lines[0] == "## DoorKey-6, DQN"
-    assert lines[2:] == [
-        "| scheme | scorer | seeds | success: final success | success: final, IQM | success: best "
-        "| success: over training | env steps to: 0.8 | env steps to: uniform's best "
-        "| chance to be ahead of: uniform | time of a run |",
+    assert lines[2:4] == ["In names of files: door.", ""]
+    assert lines[4:] == [
+        "| scheme | scorer | seeds | success: final success | success: over training | success: best "
+        "| env steps to: 0.8 | env steps to: uniform's best "
+        "| chance to be ahead of: uniform | final success, IQM | time of a run |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         # final (0.4 + 0.267) / 2; area (0.9/4 + 0.6/4) / 2; one seed reaches 0.5 at 400, the other counts as 400
-        "| uniform | none | 2 of 2 | 0.33 [0.27, 0.40] | 0.33 [0.27, 0.40] | 0.50 [0.40, 0.60] | 0.19 [0.15, 0.23] "
-        "| never (in 400) | >400 [400, 400] (1 of 2) | – | 8 s [8 s, 8 s] |",
+        "| uniform | none | 2 of 2 | 0.33 [0.27, 0.40] | 0.19 [0.15, 0.23] | 0.50 [0.40, 0.60] "
+        "| never (in 400) | >400 [400, 400] (1 of 2) | – | 0.33 [0.27, 0.40] | 8 s [8 s, 8 s] |",
         # final (0.933 + 0.4) / 2; area (2.7/4 + 1.2/4) / 2; 0.8 and 0.5 at 200, the other never
-        "| vlm | sprites (hand-made) | 2 of 3 | 0.67 [0.40, 0.93] | 0.67 [0.40, 0.93] | 0.70 [0.40, 1.00] "
-        "| 0.49 [0.30, 0.68] | >300 [200, 400] (1 of 2) | >300 [200, 400] (1 of 2) | 1.00 [1.00, 1.00] "
-        "| 16 s [16 s, 16 s] |",
+        "| vlm | sprites (hand-made) | 2 of 3 | 0.67 [0.40, 0.93] | 0.49 [0.30, 0.68] | 0.70 [0.40, 1.00] "
+        "| >300 [200, 400] (1 of 2) | >300 [200, 400] (1 of 2) | 1.00 [1.00, 1.00] "
+        "| 0.67 [0.40, 0.93] | 16 s [16 s, 16 s] |",
         "| vlm_td | sprites (hand-made) | 0 of 1 | – | – | – | – | – | – | – | – |",
         "",
         "- A smaller task: MiniGrid-DoorKey-6x6-v0 is none of the paper's environments.",
@@ -51,9 +53,9 @@ def test_table_of_a_task_as_csv(tmp_path: Path) -> None:
     leave_run(tmp_path / "door" / "per" / "seed_0", [0.0, 1.0], settings_of("per"), finished=False, exit_code=143)
     (task,) = tasks_in(tmp_path)
     assert to_csv(schemes_table(task)).splitlines() == [
-        "scheme,scorer,seeds,final,final_runs,final_iqm,final_iqm_runs,best,best_runs,area,area_runs,"
-        "to_0.8,to_0.8_reached,to_0.8_runs,to_uniform,to_uniform_reached,to_uniform_runs,wall_s,wall_s_runs",
-        "uniform,none,1 of 1,0.4,1,0.4,1,0.6,1,0.225,1,400,0,1,400,1,1,4,1",
+        "scheme,scorer,seeds,final,final_runs,area,area_runs,best,best_runs,"
+        "to_0.8,to_0.8_reached,to_0.8_runs,to_uniform,to_uniform_reached,to_uniform_runs,final_iqm,final_iqm_runs,wall_s,wall_s_runs",
+        "uniform,none,1 of 1,0.4,1,0.225,1,0.6,1,400,0,1,400,1,1,0.4,1,4,1",
         "per,none,0 of 1" + 16 * ",",
     ]
 
@@ -129,6 +131,42 @@ def test_all_tasks_together_are_those_that_share_most_schemes(tmp_path: Path) ->
     assert value(table.rows[2].cells, "ahead_uniform") == 1.0
     assert value(table.rows[2].cells, "ahead_per") == 0.5
     assert table.rows[0].cells.get("steps") is None
+
+
+def test_nothing_is_reached_where_the_baseline_never_succeeded(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        leave_arm(tmp_path / name, "uniform", [[0.0] * 5] * 2)
+        leave_arm(tmp_path / name, "vlm", SCORED)
+    tasks = tasks_in(tmp_path)
+    table = schemes_table(tasks[0])
+    for row in range(2):
+        assert texts(table, row, "to_uniform") == ["– uniform never succeeded"]
+    line = next(line for line in csv.DictReader(to_csv(table).splitlines()) if line["scheme"] == "vlm")
+    assert (line["to_uniform"], line["to_uniform_why"]) == ("", "uniform never succeeded")
+    together = together_table(tasks)
+    assert together is not None
+    never = "uniform never succeeded on DoorKey-6, DQN"
+    assert texts(together, 1, "steps") == [f"– {never} (a); {never} (b)"]
+
+
+def test_time_of_a_run_is_that_of_its_summary(tmp_path: Path) -> None:
+    folder = leave_run(tmp_path / "door" / "vlm" / "seed_0", [0.0, 0.5], settings_of("vlm"), seconds=3)
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "wall_s": 7.5}))
+    tasks = tasks_in(tmp_path)
+    assert value(schemes_table(tasks[0]).rows[0].cells, "wall_s") == 7.5
+    assert value(runs_table(tasks).rows[0].cells, "wall_s") == 7.5
+    assert tasks[0].arms[0].wall_to(0.5) == [3.0]
+    assert tasks[0].arms[0].wall_to(0.9) == [7.5]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(1e6, "1000000"), (1234567.4, "1234567"), (0.123456789, "0.123457"), (12.5, "12.5"), (0.0, "0")],
+)
+def test_csv_has_plain_numbers(number: float, text: str) -> None:
+    table = Table("key", "title", [Column("a", "a", "steps")], [Row({"a": Number(number)})])
+    assert to_csv(table) == f"a\n{text}\n"
 
 
 def test_one_task_is_not_put_together(tmp_path: Path) -> None:

@@ -111,8 +111,6 @@ class _Command:
     def settings(self) -> Settings:
         """Returns the settings that its files and options hold, none if one of its files is gone."""
         settings: dict[str, Any] = {}
-        if self.gone:
-            return settings
         for file in self.files:
             _merge(settings, read_yaml(file))
         for name, value in self.overrides:
@@ -121,7 +119,7 @@ class _Command:
             except yaml.YAMLError as error:
                 raise damaged(self.where, f"line {self.line}: --{name} {value!r} is no YAML") from error
         require_kinds(self.where, settings, KINDS)
-        return settings
+        return {} if self.gone else settings
 
 
 def _set(settings: dict[str, Any], names: Sequence[str], value: Any) -> None:

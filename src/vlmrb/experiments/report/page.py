@@ -119,13 +119,16 @@ best one (the paper's performance; biased upwards, the more so the more evaluati
 each has), <i>over training</i> the area under its curve divided by its env steps.</dd>
 <dt>Env steps to a success</dt><dd>Those at the first evaluation that reached it. A run that never did counts as its
 whole budget, as in the paper; “&gt;” then marks a lower bound, with how many runs got there. A baseline's best is the
-mean over its seeds of their best evaluations.</dd>
+mean over its seeds of their best evaluations; where it never succeeded, there is nothing to reach, and so a gap.</dd>
+<dt>Time of a run</dt><dd>All that it took, evaluations included, over all attempts, as its summary.json says.</dd>
 <dt>IQM</dt><dd>Interquartile mean: the mean of the middle half of all runs. With fewer than four runs it is the
 mean.</dd>
 <dt>Chance to be ahead</dt><dd>The probability that a run drawn from the scheme has had more success over training than
 one drawn from the baseline; a tie counts as half.</dd>
-<dt>Brackets, bands and bars</dt><dd>95 % percentile intervals of a stratified bootstrap over runs (rliable, 2,000
+<dt>Brackets and bars</dt><dd>95 % percentile intervals of a stratified bootstrap over runs (rliable, 2,000
 resamples). With five seeds or fewer they are rather too narrow. A single run has none.</dd>
+<dt>Bands of learning curves</dt><dd>95 % intervals of the mean over seeds by Student's t, which are as wide as few
+seeds ask for, within 0 and 1. The curves of all tasks together have the bootstrap's.</dd>
 <dt>What is in no number</dt><dd>Runs that were interrupted, failed, or are not finished, and those whose
 evaluations end before their budget. They are listed.</dd>
 """

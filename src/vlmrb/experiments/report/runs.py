@@ -67,8 +67,8 @@ class Run:
         budget: env steps that it was to run, ``None`` if not known.
         metrics: from metrics.csv: means (of frequencies, shares and delays) and medians (of speeds) over training, and
             the share of clips scored at its end.
-        ending: of a failed one, the last line that it printed; of an interrupted or unfinished one, how far it got; of a
-            damaged one, what is wrong.
+        ending: of a failed one, the last line that it printed; of an interrupted or unfinished one, how far it got; of
+            a damaged one, what is wrong.
         took_s: seconds that it took in all, NaN if not measured.
         gone: of kept results, the configuration file that their commands.txt names and that is no longer there.
     """

@@ -63,9 +63,9 @@ def bins_table(reports: Sequence[Mapping[str, Any]]) -> Table:
     notes = []
     taken = set[str]()
     for report, scorer, name in _scorers(reports):
+        judged = scorer["by_label"].get("success") or scorer["by_label"][report["label"]]
         key = unlike(slug(f"{scorer['label']} {report['corpus']['renderer']}"), taken)
         taken.add(key)
-        judged = scorer["by_label"].get("success") or scorer["by_label"][report["label"]]
         group = f"{scorer['label']}, {_corpus(report)}"
         columns += [
             Column(f"share_{key}", "share of scores", "portion", group),

@@ -174,6 +174,7 @@ def scheme_kind(settings: Settings) -> str:
     replay = settings.get("replay")
     if not isinstance(replay, Mapping):
         return ""
+    replay = {"vlm": {}, **replay}  # on by default, where a configuration does not say
     on = sorted(str(name) for name, value in replay.items() if isinstance(value, Mapping) and name not in _NO_SCHEME)
     if replay.get("lam_max", 0.5) == 0:
         on = [name for name in on if name in _ACT_ALWAYS]

@@ -27,14 +27,14 @@ def schemes_table(task: Task) -> Table:
         Column("scorer", "scorer"),
         Column("seeds", "seeds"),
         Column("final", "final success", "share", "success"),
-        Column("final_iqm", "final, IQM", "share", "success"),
-        Column("best", "best", "share", "success"),
         Column("area", "over training", "share", "success"),
+        Column("best", "best", "share", "success"),
         Column("to_0.8", "0.8", "steps", "env steps to"),
         Column("to_uniform", "uniform's best", "steps", "env steps to"),
         Column("to_per", "PER's best", "steps", "env steps to"),
         Column("ahead_uniform", "uniform", "share", "chance to be ahead of"),
         Column("ahead_per", "PER", "share", "chance to be ahead of"),
+        Column("final_iqm", "final success, IQM", "share"),
         Column("wall_s", "time of a run", "seconds"),
     ]
     baselines = {kind: task.arm(kind) for kind in ("uniform", "per")}
@@ -62,7 +62,7 @@ def _scheme_row(arm: Arm, baselines: dict[str, Arm | None]) -> Row:
                 steps[f"to_{kind}"], reached[f"to_{kind}"] = arm.steps_to(baseline.target)
     columns = {"final": arm.final(), "best": arm.best(), "area": arm.area()}
     columns |= steps
-    if not np.isnan(arm.took()).any():
+    if not any(math.isnan(run.took_s) for run in arm.runs):
         columns["wall_s"] = arm.took()
     for key, found in zip(columns, means(list(columns.values())), strict=True):
         cells[key] = Number.of(found, reached.get(key))
