@@ -87,6 +87,9 @@ def level_table(tasks: Sequence[Task], baseline: str) -> Table:
         if task.arm(baseline) is None and any(arm.runs for arm in task.arms):
             notes.append(f"{task.title}: no finished run of {name} to compare with.")
     others += own
+    times = [cell for row in rows + others if isinstance(cell := row.cells.get("less_time"), Number)]
+    if not any(cell.known or cell.why for cell in times):  # kept results have none
+        columns = [column for column in columns if column.key != "less_time"]
     rows = rows + others if any("success" in row.cells for row in rows) else others + rows
     lead = (
         f"Success is the mean over seeds of a run's best evaluation; steps are those to the first evaluation at or "
