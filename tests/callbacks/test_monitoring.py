@@ -24,13 +24,19 @@ from vlmrb.callbacks import monitoring
 from vlmrb.callbacks.monitoring import EpisodeStatistics, MonitoringCallback
 from vlmrb.callbacks.replay_checkpoint import ReplayCheckpoint
 from vlmrb.callbacks.scoring import ScoringCallback
-from vlmrb.envs import EnvConfig
+from vlmrb.envs import EnvConfig, make_renderer
 from vlmrb.loggers import AppendingCSVLogger
+from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.replay.config import ReplayConfig, VLMConfig
+from vlmrb.replay.terms import VLMTerm
+from vlmrb.scoring.budget import BudgetConfig
 from vlmrb.scoring.clips import ClipBatch
 from vlmrb.scoring.constant import ConstantScorer
+from vlmrb.scoring.milestones import MilestonesScorer
 from vlmrb.scoring.scorer import Scorer
+from vlmrb.scoring.service import ScoringService
 from vlmrb.scoring.sprites import SpritesScorer
+from vlmrb.scoring.student.config import StudentConfig
 
 ENVS, HORIZON = 32, 60
 EVERY, TOTAL, BLOCK = 1024, 3328, 128  # the budget is no multiple of the interval: the rest is reported at the end
@@ -173,6 +179,27 @@ def test_what_the_scorer_reports_about_itself_is_among_the_metrics(run: tuple[Pa
     assert [event.value for event in events] == pytest.approx([row["scoring/scorer_latest"] for row in rows])
 
 
+# Metrics of parts of scoring that this run does without.
+OPTIONAL = tuple(f"scoring/{part}" for part in ("budget_", "audit", "throttled_", "student_", "bisection_"))
+
+
+def test_metrics_of_optional_parts_of_scoring_are_documented_and_no_others() -> None:
+    options = {"audit_share": 0.5, "budget": BudgetConfig(total=5), "max_delay_env_steps": 99, "bisect_to": 2}
+    buffer = VLMReplayBuffer(256, terms=[VLMTerm()], lam=0.5, clip_length=4)
+    renderer = make_renderer(EnvConfig(id="MiniGrid-DoorKey-5x5-v0"))
+    scorer = MilestonesScorer()
+    service = ScoringService(buffer, scorer, renderer, backend="sync", student=StudentConfig(), **options)
+    written = {f"scoring/{name}" for name in service.stats() if f"scoring/{name}".startswith(OPTIONAL)}
+    docs = Path(__file__).parents[2] / "docs"
+    rows = [*(docs / "metrics.md").read_text().splitlines(), *(docs / "scorers/student.md").read_text().splitlines()]
+    cells = [line.split("|")[1] for line in rows if line.startswith("| `")]
+    named = {name if "/" in name else f"scoring/{name}" for cell in cells for name in cell.split("`")[1::2]}
+    named = {name for name in named if name.startswith(OPTIONAL)} - {"scoring/student_…"}
+    by_student = {f"scoring/student_{name}" for name in ("steps", "loss", "positives")}  # once it has answered
+    assert written - named == set()
+    assert named - written == by_student
+
+
 def test_every_documented_metric_is_written_and_every_written_one_documented(run: tuple[Path, DQN, Trainer]) -> None:
     folder, _, _ = run
     with (folder / "metrics.csv").open() as file:
@@ -184,7 +211,7 @@ def test_every_documented_metric_is_written_and_every_written_one_documented(run
     documented = {name for cell in cells for name in cell.split("`")[1::2]}
     of_actors_and_critics = {"train/actor_loss", "train/alpha", "train/entropy"}  # this run is DQN's
     assert of_actors_and_critics <= documented
-    elsewhere = {name for name in documented if name.startswith(("eval/", "scoring/control_"))}
+    elsewhere = {name for name in documented if name.startswith(("eval/", "scoring/control_", *OPTIONAL))}
     not_in_every_run = {"replay/beta", "replay/frequency_successful_episode"}
     assert written - documented == set()
     assert documented - elsewhere - of_actors_and_critics - not_in_every_run - written - {"scoring/scores"} == set()
