@@ -25,7 +25,7 @@ demo-vlm: $(VLM_READY) ## a small DoorKey-8x8, clips scored by a tiny trained mo
 		--run_dir runs/demo_vlm --overwrite true
 
 test: $(DEV_READY) ## every test that needs no GPU, with line coverage
-	$(BIN)/python -m pytest -n auto -m "not gpu" --cov=vlmrb --cov-report=term:skip-covered $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto -m "not gpu" --durations 20 --cov=vlmrb --cov-report=term:skip-covered $(PYTEST_ARGS)
 
 test-fast: $(DEV_READY) ## the tests that take no more than a few seconds each
 	$(BIN)/python -m pytest -n auto -m "not slow and not gpu" $(PYTEST_ARGS)
