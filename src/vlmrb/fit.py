@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from vlmrb.locks import lock_folder
 from vlmrb.loggers import AppendingCSVLogger
 from vlmrb.replay.config import ReplayConfig
 from vlmrb.replay.summary import formula, idle_settings
+from vlmrb.settings import leaves
 
 log = logging.getLogger(__name__)
 SECTIONS = ("env", "training", "replay")
@@ -169,7 +169,7 @@ class SaveConfigWhenTraining(SaveConfigCallback):
         super().setup(trainer, pl_module, "fit")
         if earlier is None:
             return
-        before, now = (dict(_leaves(yaml.safe_load(text) or {})) for text in (earlier, path.read_text()))
+        before, now = (dict(leaves(yaml.safe_load(text) or {})) for text in (earlier, path.read_text()))
         changed = [name for name in before | now if name not in _NO_MATTER and before.get(name) != now.get(name)]
         if changed:
             kept = path.with_name(f"config_until_{pl_module.env_steps}.yaml")
@@ -180,15 +180,6 @@ class SaveConfigWhenTraining(SaveConfigCallback):
 
 # Settings that say how a run is started, not what it is.
 _NO_MATTER = ("resume", "overwrite", "ckpt_path", "run_dir", "prefill", "trainer.default_root_dir")
-
-
-def _leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields dotted names of settings with their values."""
-    for name, value in content.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _make_room(run_dir: Path, overwrite: bool) -> bool:

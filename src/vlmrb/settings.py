@@ -1,8 +1,8 @@
-"""Reads single sections of configuration files, for verbs that need no training run."""
+"""Reads configuration files and single sections of them, for verbs that need no training run."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,6 +133,15 @@ def read_section(file: str | Path, *names: str) -> dict[str, Any]:
         if not isinstance(found, dict):
             raise ValueError(f"configuration {file}: section {'.'.join(names[:depth])!r} holds no settings")
     return found
+
+
+def leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the dotted names of settings with their values, such as ``replay.td.eps``; an empty section is a value."""
+    for name, value in content.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _names(files: Sequence[str | Path]) -> str:

@@ -66,6 +66,10 @@ class PacedScorer(Scorer):
         """Returns what the other scorer reports, and ``late_share``: batches for which it was too slow, 0–1."""
         return {**self.scorer.stats(), "late_share": self._late / max(1, self._batches)}
 
+    def details(self) -> NDArray[np.float32] | None:
+        """Returns what the other scorer knows beyond its scores."""
+        return self.scorer.details()
+
     def forget(self) -> None:
         """Lets the other scorer forget."""
         self.scorer.forget()

@@ -11,6 +11,7 @@ from vlmrb.callbacks.config import EvaluationConfig
 from vlmrb.envs.config import EnvConfig
 from vlmrb.experiments.report.files import Kinds
 from vlmrb.replay.config import ReplayConfig, VLMConfig
+from vlmrb.settings import leaves
 
 Settings = Mapping[str, Any]
 """A configuration as nested mappings, empty where it is not known."""
@@ -202,15 +203,7 @@ def label_of(settings: Settings) -> str:
 def flat(settings: Settings) -> dict[str, Any]:
     """Returns what decides a run's results as dotted name → value."""
     kept = {section: settings[section] for section in _SECTIONS if section in settings}
-    return {key: value for key, value in _leaves(kept) if key not in _IDLE}
-
-
-def _leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in content.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    return {key: value for key, value in leaves(kept) if key not in _IDLE}
 
 
 def signature(settings: Settings, without: tuple[str, ...]) -> str:
