@@ -12,7 +12,7 @@ DEV_READY := $(VENV)/.ready-dev
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-vlm test test-fast test-gpu lint format doctor clean distclean
+.PHONY: help demo demo-vlm test coverage test-fast test-gpu lint format doctor clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,8 +24,11 @@ demo-vlm: $(VLM_READY) ## a small DoorKey-8x8, clips scored by a tiny trained mo
 	$(BIN)/vlmrb fit -c configs/minigrid/doorkey_8x8_small_dqn.yaml -c configs/scorer/tiny_vlm.yaml \
 		--run_dir runs/demo_vlm --overwrite true
 
-test: $(DEV_READY) ## every test that needs no GPU, with line coverage
-	$(BIN)/python -m pytest -n auto -m "not gpu" --durations 20 --cov=vlmrb --cov-report=term:skip-covered $(PYTEST_ARGS)
+test: $(DEV_READY) ## every test that needs no GPU
+	$(BIN)/python -m pytest -n auto -m "not gpu" --durations 20 $(PYTEST_ARGS)
+
+coverage: $(DEV_READY) ## the same, and which lines they reach; takes longer
+	$(BIN)/python -m pytest -n auto -m "not gpu" --cov=vlmrb --cov-report=term:skip-covered $(PYTEST_ARGS)
 
 test-fast: $(DEV_READY) ## the tests that take no more than a few seconds each
 	$(BIN)/python -m pytest -n auto -m "not slow and not gpu" $(PYTEST_ARGS)

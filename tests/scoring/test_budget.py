@@ -160,7 +160,7 @@ def test_the_scorer_is_shown_no_more_than_the_budget_and_the_rest_waits() -> Non
         service.poll(16 * block)
         assert sum(map(len, scorer.seen)) == service.budget.used == 5 + int(1.6 * block + 1e-9)
     stats = check_counts(service)
-    assert stats["scored"] == stats["budget_used"] == 85
+    assert stats["scored"] == stats["budget_used"] == stats["shown"] == 85
     assert stats["waiting"] > 0
     assert stats["budget_share"] == pytest.approx(1.0)
 
@@ -176,7 +176,7 @@ def test_what_the_cache_knows_costs_nothing() -> None:
     again.poll(80)
     stats = check_counts(again)
     assert stats["cache_hits"] == stats["scored"] == stats["emitted"] > 10
-    assert (stats["budget_used"], scorer.seen) == (0, [])
+    assert (stats["budget_used"], stats["shown"], scorer.seen) == (0, 0, [])
 
 
 def test_a_second_try_costs_again() -> None:

@@ -32,6 +32,7 @@ class Counts:
         cache_hits: of the scored, those that the scorer was not asked about.
         positives: of the scored, those above the threshold.
         failures: *batches* that got no answer.
+        shown: handed to the scorer; equal ones once, second tries and windows of clips as well.
     """
 
     emitted: int = 0
@@ -41,6 +42,7 @@ class Counts:
     cache_hits: int = 0
     positives: int = 0
     failures: int = 0
+    shown: int = 0
 
 
 class ScoringMeter:

@@ -328,6 +328,7 @@ class ScoringService:
                     break  # nothing more is allowed, or no clip that waited has rows any more
                 self._in_flight[self._next_ticket] = (contents, time.monotonic())
                 clips = self.reception.shown([content.clip_ids[-1] for content in contents])
+            self._counts.shown += len(clips)
             if self.budget is not None:
                 self.budget.spend(len(clips))
             ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1

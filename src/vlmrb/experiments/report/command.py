@@ -9,8 +9,9 @@ from typing import Any
 
 from vlmrb import __version__
 from vlmrb.calibration.manifest import write_whole
+from vlmrb.experiments.report.cost_tables import cost_table
 from vlmrb.experiments.report.factor_tables import FACTORS, factor_table, priority_table
-from vlmrb.experiments.report.figures import factor_picture, task_pictures, together_picture
+from vlmrb.experiments.report.figures import cost_picture, factor_picture, task_pictures, together_picture
 from vlmrb.experiments.report.kept import kept_results, read_results
 from vlmrb.experiments.report.level_tables import BASELINES, gains_table, level_table
 from vlmrb.experiments.report.measured_tables import frequency_table, speed_table
@@ -114,6 +115,9 @@ def build(
     cards = []
     for task in tasks:
         cards.append(Part(schemes_table(task), task_pictures(task), standing(task)))
+        if (costs := cost_table(task)) is not None:
+            picture = cost_picture(task, costs)
+            cards.append(Part(costs, [picture] if picture else []))
     picture, table = together_picture(tasks), together_table(tasks)
     together = [Part(table, [picture] if picture else [])] if table or picture else []
     compared = list(_paper_parts(tasks, calibrations, benchmarks))

@@ -209,6 +209,52 @@ def factor_picture(table: Table) -> Picture | None:
     return _picture(table.key, table.title, caption, (5.2, 3.5 + 0.16 * len(columns)), draw)
 
 
+def cost_picture(task: Task, table: Table) -> Picture | None:
+    """Draws gains over uniform replay by the share of clips shown to the scorer; ``None`` where all show alike.
+
+    Args:
+        task: whose schemes these are.
+        table: its `cost_tables.cost_table`.
+    """
+    gains = {str(row.cells["scheme"]): row.cells.get("gain") for row in table.rows}
+    shares = {str(row.cells["scheme"]): row.cells.get("shown_share") for row in table.rows}
+    points = [
+        (label, share.value, gain)
+        for label, share in shares.items()
+        if isinstance(share, Number) and isinstance(gain := gains[label], Number) and gain.known and share.value > 0
+    ]
+    if not points or max(share for _, share, _ in points) < 1.5 * min(share for _, share, _ in points):
+        return None
+    per = task.arm("per")
+    line = gains.get(per.label) if per is not None else None
+    styles = _styles(task)
+
+    def draw(figure: Figure, dark: bool) -> None:
+        axes = figure.subplots()
+        axes.set_xscale("log")
+        soft = (_DARK if dark else _LIGHT)["soft"]
+        axes.axhline(0, color=soft, linewidth=1)
+        axes.annotate("uniform", (1, 0), xycoords=("axes fraction", "data"), color=soft, fontsize="small", va="center")
+        if isinstance(line, Number) and line.known:
+            color = _color(styles[per.label], dark) if per is not None else soft
+            axes.axhline(line.value, color=color, linewidth=1.2, linestyle="--")
+            if not math.isnan(line.low):
+                axes.axhspan(line.low, line.high, color=color, alpha=0.1, linewidth=0)
+            place = (1, line.value)
+            axes.annotate("PER", place, xycoords=("axes fraction", "data"), color=color, fontsize="small", va="center")
+        for label, share, gain in points:
+            color = _color(styles[label], dark)
+            axes.plot([share] * 2, [gain.low, gain.high], color=color, linewidth=3, alpha=0.4, solid_capstyle="butt")
+            axes.plot(share, gain.value, "o", color=color, markersize=6)
+            axes.annotate(label, (share, gain.value), (6, 4), textcoords="offset points", color=color, fontsize="small")
+        axes.xaxis.set_major_formatter(PercentFormatter(1))
+        axes.set_xlabel("share of clips shown to the scorer")
+        axes.set_title("gain in success over training, over uniform replay", loc="left")
+
+    caption = "Means over seeds, paired with uniform replay's; bars and band: 95 % bootstrap intervals."
+    return _picture(table.key, table.title, caption, (7.4, 4.4), draw)
+
+
 def _at_shares(arm: Arm, grid: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.stack([np.interp(grid, run.steps / run.steps[-1], run.success) for run in arm.runs])
 

@@ -30,7 +30,7 @@ from vlmrb.experiments.report.settings import KINDS, Settings, label_of
 Status = Literal["finished", "interrupted", "failed", "unfinished", "damaged"]
 
 RECORD, SUMMARY, EVALUATIONS = "cell.json", "summary.json", "evaluations.csv"
-SHARE_SCORED = "scoring/share_scored"
+SHARE_SCORED, EMITTED, SHOWN = "scoring/share_scored", "scoring/emitted", "scoring/shown"
 _NEVER_RUNS = ("checkpoints", "clips", "preflight")
 _MOVED_ASIDE = re.compile(r"\.old\d+$")
 _NONE = type(None)
@@ -45,7 +45,7 @@ _SUMMARY: Kinds = {
 _REDUCED: dict[str, Callable[[Steps], Any]] = {
     **dict.fromkeys(("replay/frequency_", "replay/share_", "scoring/delay_env_steps_mean"), np.mean),
     **dict.fromkeys(("time/env_steps_per_s", "time/scoring_latency_ms_p50"), np.median),
-    SHARE_SCORED: lambda values: values[-1],
+    **dict.fromkeys((SHARE_SCORED, EMITTED, SHOWN), lambda values: values[-1]),
 }
 """Beginnings of metrics' names → how a run's values become one."""
 
@@ -66,7 +66,7 @@ class Run:
         settings: its configuration, empty if not known.
         budget: env steps that it was to run, ``None`` if not known.
         metrics: from metrics.csv: means (of frequencies, shares and delays) and medians (of speeds) over training, and
-            the share of clips scored at its end.
+            clips completed and shown to the scorer, and the share scored, at its end.
         ending: of a failed one, the last line that it printed; of an interrupted or unfinished one, how far it got; of
             a damaged one, what is wrong.
         took_s: seconds that it took in all, NaN if not measured.

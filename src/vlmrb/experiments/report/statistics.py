@@ -1,7 +1,7 @@
 """Means and interquartile means over runs, probabilities of improvement, and their bootstrap intervals.
 
 The intervals are rliable's (Agarwal et al. 2021): 95 % percentile intervals of a bootstrap that draws runs anew within
-each task.
+each task. Where quantities of the same runs are compared, it is SciPy's paired one.
 """
 
 from __future__ import annotations
@@ -112,6 +112,31 @@ def improvement(ours: Sequence[ArrayLike], baseline: Sequence[ArrayLike]) -> Est
         return np.array([np.mean([_ahead(first, second) for first, second in pairs])])
 
     return estimate(columns, chance)[0]
+
+
+def paired(columns: Sequence[ArrayLike], statistic: Callable[..., Any]) -> Estimate:
+    """Estimates a number from several quantities of the same runs, which are drawn anew together.
+
+    Args:
+        columns: ``float64[n]`` each, in the same order of runs.
+        statistic: takes them as arguments, returns a number.
+
+    Returns:
+        Without an interval if there is one run only, or where a resample gives no number; NaN without runs.
+    """
+    from scipy.stats import bootstrap  # comes with rliable
+
+    arrays = [np.asarray(column, np.float64) for column in columns]
+    runs = len(arrays[0])
+    with np.errstate(all="ignore"):
+        value = float(statistic(*arrays)) if runs else math.nan
+        if runs < 2 or not math.isfinite(value):
+            return Estimate(value if math.isfinite(value) else math.nan, runs=runs)
+        found = bootstrap(
+            arrays, statistic, paired=True, vectorized=False, n_resamples=RESAMPLES, method="percentile", rng=0
+        )
+    low, high = found.confidence_interval
+    return Estimate(value, float(low), float(high), runs)
 
 
 def _ahead(ours: Values, baseline: Values) -> float:

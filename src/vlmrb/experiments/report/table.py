@@ -15,7 +15,19 @@ from vlmrb.experiments.report.statistics import Estimate
 from vlmrb.plots import short_number
 
 Kind = Literal[
-    "text", "share", "fine", "portion", "steps", "change", "percent", "times", "seconds", "rate", "plain", "threshold"
+    "text",
+    "share",
+    "fine",
+    "signed",
+    "portion",
+    "steps",
+    "change",
+    "percent",
+    "times",
+    "seconds",
+    "rate",
+    "plain",
+    "threshold",
 ]
 Mark = Literal["", "smaller", "other", "paper"]
 GAP = "–"
@@ -148,6 +160,8 @@ def _write(value: float, kind: Kind, bound: bool = False) -> str:
         return f"{value:.2f}"
     if kind == "fine":
         return f"{value:.3f}"
+    if kind == "signed":
+        return f"{value:+.3f}".replace("-", "−")
     if kind == "portion":
         return f"{100 * value:.1f} %"
     if kind == "threshold":

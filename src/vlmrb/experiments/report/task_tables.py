@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from vlmrb.experiments.report.paper import standing
+from vlmrb.experiments.report.runs import SHOWN
 from vlmrb.experiments.report.settings import differences
 from vlmrb.experiments.report.statistics import (
     improvement,
@@ -153,6 +154,7 @@ def runs_table(tasks: Sequence[Task]) -> Table:
         Column("env_steps", "env steps", "plain"),
         Column("final", "final success", "share"),
         Column("wall_s", "time", "seconds"),
+        Column("shown", "clips shown to the scorer", "plain"),
         Column("source", "where"),
         Column("ending", "how it ended"),
     ]
@@ -165,7 +167,7 @@ def runs_table(tasks: Sequence[Task]) -> Table:
                 cells: dict[str, Cell] = {"task": task.title, "scheme": arm.label, "status": run.status}
                 cells |= {"seed": "–" if run.seed is None else str(run.seed), "source": str(run.source)}
                 cells |= {"env_steps": Number(float(run.steps[-1])) if evaluated else None, "final": Number(final)}
-                cells |= {"wall_s": Number(run.took_s)}
+                cells |= {"wall_s": Number(run.took_s), "shown": Number(run.metrics.get(SHOWN, math.nan))}
                 rows.append(Row({**cells, "ending": run.ending}, "" if run.finished else "other"))
     rows.sort(key=lambda row: row.mark == "")
     return Table("runs", "Every run that was found", columns, rows)
