@@ -54,6 +54,7 @@ def test_verbs_refuse_numbers_without_loading_torch(command: list[str], says: st
         ("--replay.clip_length null", "replay.vlm needs clips"),
         ("--env.max_steps 0", "env.max_steps must be at least 1"),
         ("--scoring.duty_cycle 2", "scoring.duty_cycle=2.0"),
+        ("--scoring.bisect_by beginnings", "scoring.bisect_by=beginnings has no effect without scoring.bisect_to"),
         ("--scoring.budget.clips_per_s 0", "scoring.budget.clips_per_s=0.0 must be positive"),
         ("--scoring.budget.clips_per_env_step 0.5", "160 clips in each block of training.frames_per_batch=320"),
         ("--scoring.max_delay_env_steps 100", "must be at least one block, training.frames_per_batch=320"),

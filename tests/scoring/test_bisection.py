@@ -13,47 +13,54 @@ from tests.scoring.replay_tools import Episodes, make_buffer
 from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.replay.credit import CreditTerm
 from vlmrb.replay.terms import VLMTerm
-from vlmrb.scoring.bisection import Window
+from vlmrb.scoring.backends import Answer
 from vlmrb.scoring.budget import BudgetConfig
 from vlmrb.scoring.clips import ClipBatch
+from vlmrb.scoring.controls import Flipped
 from vlmrb.scoring.scorer import Scorer
 from vlmrb.scoring.service import ScoringService
 
 LENGTH = 16
-EVERY = 23  # a transition into a time that is a multiple of this is an event
+SELDOM, OFTEN = 23, 5  # at most one event in a clip, and several
+both_ways = pytest.mark.parametrize("by", ["halves", "beginnings"])
 
 
 class EventScorer(Scorer):
-    """Says yes where an event happens in the frames that it is shown."""
+    """Says yes where an event happens in the frames that it is shown: time reaches a multiple of ``every``."""
 
     name, version, needs = "events", "1", "snapshots"
 
-    def __init__(self, fails_on: int = 0) -> None:
+    def __init__(self, every: int = SELDOM, fails_on: int = 0, error: type[BaseException] = RuntimeError) -> None:
         self.calls: list[int] = []
+        self.every = every
         self.fails_on = fails_on  # frames of windows that it cannot take
+        self.error = error
 
     def score(self, clips: ClipBatch) -> NDArray[np.float32]:
         self.calls += clips.lengths.tolist()
         if (clips.lengths == self.fails_on).any():
-            raise RuntimeError("cannot")
+            raise self.error("cannot")
         time = clips.snapshots[:, 1:, 1]
         steps = np.arange(1, clips.snapshots.shape[1]) < clips.lengths[:, None]
-        return ((time % EVERY == 0) & steps).any(1).astype(np.float32)
+        return ((time % self.every == 0) & steps).any(1).astype(np.float32)
 
 
-def make(scorer: Scorer, **settings: Any) -> tuple[VLMReplayBuffer, ScoringService]:
-    buffer = make_buffer(terms=[VLMTerm(0.5), CreditTerm(window=0)], clip_length=LENGTH)
+def make(scorer: Scorer, length: int = LENGTH, **settings: Any) -> tuple[VLMReplayBuffer, ScoringService]:
+    buffer = make_buffer(terms=[VLMTerm(0.5), CreditTerm(window=0)], clip_length=length)
     return buffer, ScoringService(buffer, scorer, **{"backend": "sync", "bisect_to": 2} | settings)
 
 
-def fill(buffer: VLMReplayBuffer, blocks: int = 12) -> None:
-    episodes = Episodes(end=0.02)
+def fill(buffer: VLMReplayBuffer, blocks: int = 12, end: float = 0.02) -> None:
+    episodes = Episodes(end=end)
     for _ in range(blocks):
         buffer.extend(episodes.block(20))
 
 
-def check_credit(buffer: VLMReplayBuffer, least: int) -> int:
-    """Asserts that credited rows of positive clips lie within ``least`` frames of an event; returns how many clips."""
+def check_credit(buffer: VLMReplayBuffer, least: int, by: str, every: int = SELDOM) -> int:
+    """Asserts that credit of positive clips lies within ``least`` frames of their events; returns how many clips.
+
+    All events have credit, or the first of each clip alone, by ``beginnings``.
+    """
     assert buffer.clips is not None
     columns, rows, found = buffer.columns, buffer[:], 0
     table = buffer.clips.table()
@@ -64,7 +71,9 @@ def check_credit(buffer: VLMReplayBuffer, least: int) -> int:
             assert (credit == 1).all()
             continue
         found += 1
-        event = (rows["next", "observation"][of_clip.slots, 1] % EVERY == 0).numpy().reshape(-1)
+        event = (rows["next", "observation"][of_clip.slots, 1] % every == 0).numpy().reshape(-1)
+        if by == "beginnings":
+            event &= of_clip.positions == of_clip.positions[event].min()
         assert credit[event].all()
         places = of_clip.positions[event]
         near = (np.abs(of_clip.positions[:, None] - places) < least).any(1)
@@ -72,33 +81,50 @@ def check_credit(buffer: VLMReplayBuffer, least: int) -> int:
     return found
 
 
+@both_ways
+@pytest.mark.parametrize("every", [SELDOM, OFTEN])
 @pytest.mark.parametrize("least", [2, 4])
-def test_what_made_clips_positive_is_found_to_the_least_length(least: int) -> None:
-    scorer = EventScorer()
-    buffer, service = make(scorer, bisect_to=least)
+def test_what_made_clips_positive_is_found_to_the_least_length(least: int, every: int, by: str) -> None:
+    scorer = EventScorer(every)
+    buffer, service = make(scorer, bisect_to=least, bisect_by=by)
     fill(buffer)
     service.poll(0)
     service.poll(0)
-    assert check_credit(buffer, least) > 5
+    assert check_credit(buffer, least, by, every) > 5
     stats = service.stats()
     assert stats["bisection_located"] == stats["positives"]
-    assert stats["bisection_asked"] <= stats["positives"] * 2 * math.ceil(math.log2((LENGTH - 1) / (least - 1)))
     assert stats["emitted"] == stats["scored"] == len(scorer.calls) - stats["bisection_asked"]
+    levels = stats["positives"] * math.ceil(math.log2((LENGTH - 1) / (least - 1)))
+    if by == "beginnings":
+        assert stats["bisection_asked"] <= levels
+    elif every == SELDOM:
+        assert stats["bisection_asked"] <= 2 * levels
 
 
-def test_in_a_thread_clips_and_windows_take_turns() -> None:
-    buffer, service = make(EventScorer(), backend="thread", batch_clips=3)
+@pytest.mark.parametrize(("by", "calls"), [("halves", 8), ("beginnings", 4)])
+def test_beginnings_take_half_of_the_calls(by: str, calls: int) -> None:
+    buffer, service = make(EventScorer(), length=17, bisect_by=by)
+    fill(buffer, end=0)  # clips of 16 transitions all
+    service.poll(0)
+    stats = service.stats()
+    assert stats["bisection_asked"] == calls * stats["positives"] > 5 * calls
+
+
+@both_ways
+def test_in_a_thread_clips_and_windows_take_turns(by: str) -> None:
+    buffer, service = make(EventScorer(), backend="thread", batch_clips=3, bisect_by=by)
     try:
         fill(buffer)
         assert service.drain(30)
-        assert check_credit(buffer, 2) > 5
+        assert check_credit(buffer, 2, by) > 5
     finally:
         service.close()
 
 
-def test_windows_are_counted_by_the_budget() -> None:
+@both_ways
+def test_windows_are_counted_by_the_budget(by: str) -> None:
     scorer = EventScorer()
-    buffer, service = make(scorer, budget=BudgetConfig(total=30))
+    buffer, service = make(scorer, budget=BudgetConfig(total=30), bisect_by=by)
     fill(buffer)
     service.poll(0)
     stats = service.stats()
@@ -106,8 +132,9 @@ def test_windows_are_counted_by_the_budget() -> None:
     assert stats["budget_used"] == len(scorer.calls) == stats["scored"] + stats["bisection_asked"] == 30
 
 
-def test_a_window_that_the_scorer_fails_on_ends_the_search_in_its_clip() -> None:
-    buffer, service = make(EventScorer(fails_on=5))
+@pytest.mark.parametrize(("by", "fails_on"), [("halves", 5), ("beginnings", 8)])
+def test_a_window_that_the_scorer_fails_on_ends_the_search_in_its_clip(by: str, fails_on: int) -> None:
+    buffer, service = make(EventScorer(fails_on=fails_on), bisect_by=by, batch_clips=1)
     fill(buffer)
     for _ in range(3):
         service.poll(0)
@@ -116,31 +143,62 @@ def test_a_window_that_the_scorer_fails_on_ends_the_search_in_its_clip() -> None
     assert stats["bisection_located"] < stats["positives"]
     assert not service.bisection
     assert stats["scored"] + stats["dropped"] == stats["emitted"]  # whole clips of that length fail as well
+    assert len(buffer) > (buffer.columns["credit"].numpy() == 0).sum() > 0  # other clips have been located
 
 
-def test_clips_that_are_overwritten_are_searched_no_more() -> None:
-    buffer, service = make(EventScorer(), batch_clips=1)
-    assert service.bisection is not None
+def test_a_scorer_that_is_given_up_ends_all_searches() -> None:
+    buffer, service = make(EventScorer(fails_on=8, error=KeyboardInterrupt), backend="thread", batch_clips=2)
+    fill(buffer)
+    assert service.drain(30)
+    assert not service.bisection
+    service.close()
+
+
+@pytest.mark.parametrize(("by", "asked"), [("halves", 2), ("beginnings", 1)])
+@pytest.mark.parametrize("handed_over", [False, True])
+def test_clips_that_are_overwritten_are_searched_no_more(by: str, asked: int, handed_over: bool) -> None:
+    buffer, service = make(EventScorer(), batch_clips=1, bisect_by=by)
+    bisection = service.bisection
+    assert bisection is not None
     fill(buffer)
     service.poll(0)
-    service.bisection.begin(0, 1.0)
-    waiting = len(service.bisection)
+    located = bisection.stats()["bisection_located"]
+    bisection.begin(0, 1.0)
+    assert len(bisection) == asked
+    windows = bisection.hand_over(10_000, 100) if handed_over else None
     buffer.empty()
-    assert service.bisection.hand_over(10_000, 100) is None
-    assert waiting == 2
-    assert not service.bisection
+    if windows is not None:
+        assert bisection.answered(Answer(10_000, np.ones(len(windows), np.float32)))
+    assert bisection.hand_over(10_001, 100) is None
+    assert not bisection
+    assert bisection.stats()["bisection_located"] == located
 
 
-@pytest.mark.parametrize("frames", [2, 3, 4, 9, 16])
-def test_halves_share_a_frame_so_that_no_transition_is_lost(frames: int) -> None:
-    window = Window(0, 5, 5 + frames - 1)
-    assert window.frames == frames
-    if frames > 2:
-        first, second = window.halves()
-        assert (first.first, first.last, second.last) == (window.first, second.first, window.last)
-        assert max(first.frames, second.frames) < frames
+@both_ways
+def test_what_a_control_alone_made_positive_is_not_searched(by: str) -> None:
+    buffer, service = make(EventScorer(), bisect_by=by, control=Flipped(0.5))
+    fill(buffer)
+    service.poll(0)
+    assert buffer.clips is not None
+    table, credit, rows = buffer.clips.table(), buffer.columns["credit"].numpy(), buffer[:]
+    true = wrong = 0
+    for clip_id in table["clip_id"][table["score"] > 0.5].tolist():
+        slots = buffer.clips.rows_of([clip_id]).slots
+        happens = bool((rows["next", "observation"][slots, 1] % SELDOM == 0).any())
+        assert happens or (credit[slots] == 1).all()
+        true, wrong = true + happens, wrong + (not happens)
+    assert service.stats()["bisection_located"] == true > 2
+    assert wrong > 2
 
 
-def test_a_least_length_that_is_no_window_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"scoring\.bisect_to=1 must be at least 2"):
-        make(EventScorer(), bisect_to=1)
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"bisect_to": 1}, r"scoring\.bisect_to=1 must be at least 2"),
+        ({"bisect_by": "thirds"}, r"scoring\.bisect_by='thirds' must be halves or beginnings"),
+        ({"bisect_by": "beginnings", "bisect_to": None}, r"scoring\.bisect_by=beginnings has no effect without"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        make(EventScorer(), **settings)

@@ -109,7 +109,7 @@ class ReplayConfig:
         td: |δ| as a factor of the priority, or null.
         vlm: the clip's score as a factor of the priority, or null.
         credit: which rows of a positive clip its score is about, as a factor of the priority, or null for all alike; a
-            student or halves of clips say it (``scoring.student``, ``scoring.bisect_to``).
+            student or windows of clips say it (``scoring.student``, ``scoring.bisect_to``).
         age: freshness as a factor of the priority, or null.
         rank: the rank of |δ| as a factor of the priority (rank-based PER), or null.
         relo: the reducible loss as a factor of the priority, or null.

@@ -10,6 +10,7 @@ from vlmrb.scoring.budget import BudgetConfig
 from vlmrb.scoring.policies.named import PolicyName
 from vlmrb.scoring.policy import SelectionPolicy
 from vlmrb.scoring.student.config import StudentConfig
+from vlmrb.scoring.windows import SEARCHES, Way
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,12 @@ class ScoringConfig:
         budget: how many clips the scorer may be shown; ``None`` for as many as it can take.
         student: a small network that learns what the scorer says, so that it need not be asked about most clips;
             ``None`` asks about all. It runs where the scorer does, in a process of its own, with one thread.
-        bisect_to: frames, at least 2, down to which the scorer is shown halves of positive clips, to find what made
-            them positive (``replay.credit``): about 2·log₂(L ÷ bisect_to) more calls for each. ``None`` does not.
-            Lower → finer credit, more calls.
+        bisect_to: frames, at least 2, down to which the scorer is shown windows of positive clips, to find what made
+            them positive (``replay.credit``). ``None`` does not. Lower → finer credit, more calls.
+        bisect_by: which windows. ``halves``: of the clip, then of the positive halves, which finds all events, by about
+            2·log₂(L ÷ bisect_to) more calls for each clip with a single one. ``beginnings``: overlapping ones that all
+            begin with the clip, by binary search over their ends, which finds the first event, with all that leads to
+            it in view, by log₂(L ÷ bisect_to) more calls.
         max_delay_env_steps: collection waits for the scorer while a clip that was completed longer ago is being scored,
             or could be within the budget; what is older and beyond the budget is dropped. ``None`` never waits. Lower →
             fresher scores and no rows replayed blindly, at the price of speed. At least a few times
@@ -69,6 +73,7 @@ class ScoringConfig:
     budget: BudgetConfig | None = None
     student: StudentConfig | None = None
     bisect_to: int | None = None
+    bisect_by: Way = "halves"
     max_delay_env_steps: int | None = None
     max_waiting: int = 1024
     batch_clips: int = 16
@@ -96,6 +101,13 @@ class ScoringConfig:
             raise ValueError(f"scoring.frames_per_clip={self.frames_per_clip} must be at least 2, or null")
         if self.bisect_to is not None and self.bisect_to < 2:
             raise ValueError(f"scoring.bisect_to={self.bisect_to} must be at least 2 frames, or null")
+        if self.bisect_by not in SEARCHES:
+            raise ValueError(f"scoring.bisect_by={self.bisect_by!r} must be {' or '.join(SEARCHES)}")
+        if self.bisect_by != "halves" and self.bisect_to is None:
+            raise ValueError(
+                f"scoring.bisect_by={self.bisect_by} has no effect without scoring.bisect_to: set it to a number of "
+                "frames, or leave bisect_by out"
+            )
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"scoring.threads={self.threads} must be at least 1, or null")
         if not 0 < self.duty_cycle <= 1:

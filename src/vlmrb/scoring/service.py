@@ -123,7 +123,9 @@ class ScoringService:
         self.bisection = (
             None
             if least is None
-            else Bisection(least, buffer.monitor.threshold, self._clips, renderer, buffer.write_credit)
+            else Bisection(
+                self.config.bisect_by, least, buffer.monitor.threshold, self._clips, renderer, buffer.write_credit
+            )
         )
         self._next_ticket = 0
         self._env_steps = 0
@@ -379,8 +381,10 @@ class ScoringService:
         if self.desk is not None:
             self.desk.answered(contents, written)
         if self.bisection is not None:
-            for clip_id, score in written.items():
-                self.bisection.begin(clip_id, score)
+            for content, score in zip(contents, scores.tolist(), strict=True):
+                for clip_id in content.clip_ids:
+                    if clip_id in written:  # what a control alone made positive holds nothing to be found
+                        self.bisection.begin(clip_id, min(score, written[clip_id]))
 
     def _give_up(self) -> None:
         self._given_up = True
@@ -388,3 +392,5 @@ class ScoringService:
         self.queue.drop_all()
         if self.desk is not None:
             self.desk.drop_all()
+        if self.bisection is not None:
+            self.bisection.close()
