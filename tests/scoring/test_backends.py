@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from odd_scorers import (
+    CountingScorer,
     FrameScorer,
     GatedScorer,
     GoodScorer,
@@ -32,7 +33,7 @@ from odd_scorers import (
 from vlmrb.scoring.backends import Answer, Backend, SyncBackend, ThreadBackend
 from vlmrb.scoring.clips import ClipBatch
 from vlmrb.scoring.config import ScoringConfig
-from vlmrb.scoring.process import ProcessBackend
+from vlmrb.scoring.process import ProcessBackend, make_backend
 from vlmrb.scoring.scorer import Scorer
 
 HERE = Path(__file__).parent
@@ -98,6 +99,42 @@ def test_answers_come_in_the_order_of_submission(make: type[Backend]):
     for ticket, found in enumerate(answers):
         assert found.ticket == ticket
         np.testing.assert_array_equal(found.scores, expected_scores(make_clips(3, seed=ticket).snapshots))
+
+
+@pytest.mark.parametrize("kind", ["sync", "thread", "process"])
+def test_what_a_scorer_has_learned_comes_back_with_answers_and_is_restored_elsewhere(kind: str):
+    settings = ScoringConfig(backend=kind, batch_clips=8)
+    backend = make_backend(CountingScorer(padding=300_000), None, settings)
+    learned = []
+    for ticket in range(5):
+        found = ask(backend, make_clips(3), ticket)
+        assert found.state is not None
+        learned.append(int.from_bytes(found.state[:8]))
+        assert found.state[8:] == bytes(300_000)
+    backend.close()
+    assert learned == [3, 6, 9, 12, 15]
+    other = make_backend(CountingScorer(), None, settings)
+    assert ask(other, make_clips(3)).scores[0] == 0
+    other.restore(found.state)
+    assert [ask(other, make_clips(3), ticket).scores[0] for ticket in (1, 2)] == pytest.approx([0.15, 0.18])
+    other.close()
+
+
+def test_a_scorer_that_learns_too_much_for_a_checkpoint_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("vlmrb.scoring.scorer.MAX_STATE_BYTES", 1000)
+    found = ask(SyncBackend(CountingScorer(padding=1000)), make_clips(1))
+    assert found.fatal
+    assert "1,008 bytes" in found.error
+
+
+def test_a_scorer_that_learns_nothing_cannot_be_restored_and_goes_on():
+    backend = SyncBackend(GoodScorer())
+    backend.restore(b"something")
+    found = ask(backend, make_clips(1))
+    assert "learns nothing that could be restored" in found.error
+    assert found.scores is None
+    assert ask(backend, make_clips(1)).scores is not None
+    assert ask(backend, make_clips(1)).state is None
 
 
 def test_sync_closes_the_scorer_once_even_if_that_fails():

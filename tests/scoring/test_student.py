@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -105,6 +106,25 @@ def test_equal_seeds_learn_alike() -> None:
         student.learn(10)
         guesses.append(student.guess(seen).clips)
     np.testing.assert_array_equal(*guesses)
+
+
+@pytest.mark.parametrize("kind", ["grid", "vector", "pixels"])
+def test_what_it_has_learned_makes_another_guess_and_learn_alike(kind: Kind) -> None:
+    seen, positive = WORLDS[kind](20, np.random.default_rng(0))
+    scores = positive.astype(np.float32)
+    first = Student(kind, learning_rate=3e-3, seed=1)
+    first.remember(seen[:10], scores[:10])
+    first.learn(2)
+    other = Student(kind, learning_rate=3e-3, seed=2)
+    other.load_state_dict(copy.deepcopy(first.state_dict()))
+    np.testing.assert_array_equal(other.guess(seen).transitions, first.guess(seen).transitions)
+    other.remember(seen[:10], scores[:10], again=True)
+    np.testing.assert_array_equal(other.guess(seen).clips, first.guess(seen).clips)
+    for student in (first, other):
+        student.remember(seen[10:], scores[10:])
+        student.learn(2)
+    np.testing.assert_array_equal(other.guess(seen).clips, first.guess(seen).clips)
+    assert (other.steps, other.loss) == (first.steps, first.loss)
 
 
 # Parts
@@ -262,6 +282,50 @@ def test_as_a_scorer_it_learns_from_the_answers_that_clips_carry() -> None:
     assert details is not None
     np.testing.assert_allclose(1 / (1 + np.exp(-details.max(1))), scores, rtol=1e-5)
     assert scorer.stats()["steps"] == 200  # 400 clips, half a step each
+
+
+def taught(seen: NDArray, positive: NDArray[np.bool_], clips: int) -> tuple[StudentScorer, bytes]:
+    """Returns a student that has been told of the first clips, and what it has learned."""
+    scorer = StudentScorer(StudentConfig(), 0.5, pixels=False)
+    scorer.score(batch(seen, np.arange(clips), positive[:clips].astype(np.float32)))
+    state = scorer.state()
+    assert state is not None
+    return scorer, state
+
+
+def test_restored_it_guesses_as_before_while_it_is_reminded_and_learns_on_from_there() -> None:
+    seen, positive = grids(100, np.random.default_rng(0))
+    answers = positive.astype(np.float32)
+    first, state = taught(seen, positive, 60)
+    assert first.state() is None  # nothing new
+    again = StudentScorer(StudentConfig(), 0.5, pixels=False)
+    again.restore(state)
+    assert first._student is not None
+    expected = 1 / (1 + np.exp(-first._student.guess(seen).clips))
+    for rows in (np.arange(30), np.arange(30, 60)):
+        np.testing.assert_allclose(again.score(batch(seen, rows, answers[rows])), expected[rows], rtol=1e-6)
+        assert again.state() is None
+    assert again.stats() == first.stats()
+    rows = np.arange(60, 100)
+    np.testing.assert_array_equal(again.score(batch(seen, rows)), first.score(batch(seen, rows)))
+    assert again.stats() == first.stats()
+    assert again.stats()["steps"] == 10
+    again.score(batch(seen, np.arange(10), answers[:10]))  # of the scorer, not a reminder
+    assert again.stats()["steps"] == 11
+    assert again.state() is not None
+
+
+def test_it_begins_anew_if_another_version_has_learned(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen, positive = grids(30, np.random.default_rng(0))
+    _, state = taught(seen, positive, 30)
+    monkeypatch.setattr("vlmrb.scoring.student.scorer.SCHEMA", 2)
+    again = StudentScorer(StudentConfig(), 0.5, pixels=False)
+    again.restore(state)
+    again.score(batch(seen, np.arange(10)))
+    assert again.stats()["steps"] == 0
+    assert "begins anew" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,16 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.scoring.odd_scorers import GoodScorer, GreyRenderer
 from tests.scoring.replay_tools import Episodes, make_buffer
 
 from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.replay.credit import CreditTerm
 from vlmrb.replay.terms import VLMTerm
 from vlmrb.scoring.backends import Answer, Backend
-from vlmrb.scoring.clips import ClipBatch
+from vlmrb.scoring.clips import ClipBatch, Renderer
+from vlmrb.scoring.config import ScoringConfig
+from vlmrb.scoring.process import make_backend
 from vlmrb.scoring.scorer import Scorer
 from vlmrb.scoring.service import ScoringService
 from vlmrb.scoring.student.config import StudentConfig
+from vlmrb.scoring.student.desk import StudentDesk
 
 Judge = Callable[[ClipBatch], NDArray[np.float32]]
 
@@ -58,6 +63,7 @@ class Scripted(Backend):
         self.answers: list[Answer] = []
         self.told: dict[int, float] = {}
         self.shown: list[int] = []
+        self.restored: list[bytes | None] = []
         self.open = True
 
     @property
@@ -66,6 +72,7 @@ class Scripted(Backend):
 
     def submit(self, ticket: int, clips: ClipBatch) -> None:
         self.batches.append((ticket, clips))
+        self.restored.append(self._restored_now())
         known = np.zeros(len(clips), bool) if clips.answers is None else ~np.isnan(clips.answers)
         self.shown += clips.clip_ids[~known].tolist()
         if clips.answers is not None:
@@ -80,7 +87,9 @@ class Scripted(Backend):
 
     def answer(self, good: bool = True) -> None:
         for ticket, clips in self.batches:
-            self.answers.append(Answer(ticket, self.judge(clips)) if good else Answer(ticket, error="raised"))
+            learned = f"learned from {len(self.restored)}".encode()
+            found = Answer(ticket, self.judge(clips), state=learned) if good else Answer(ticket, error="raised")
+            self.answers.append(found)
         self.batches.clear()
 
 
@@ -262,7 +271,7 @@ def test_guesses_that_are_made_as_if_half_were_positive_are_corrected_by_how_man
     assert guesses == pytest.approx([prior] * len(guesses))
 
 
-def test_a_resumed_desk_has_the_same_clips_and_evidence_and_tells_a_new_student_again() -> None:
+def test_a_resumed_desk_has_the_same_clips_and_evidence_and_a_student_that_knows_as_much() -> None:
     desk = Desk(right, role="screening", look_again=100)
     desk.trusted()
     desk.clips(20)
@@ -284,10 +293,102 @@ def test_a_resumed_desk_has_the_same_clips_and_evidence_and_tells_a_new_student_
         {name: value for name, value in before.items() if name.startswith("student_")}, nan_ok=True
     )
     again.turn()
+    assert again.student.restored[0] == desk.desk._learned is not None
+    assert not any(again.student.restored[1:])
     assert buffer.clips is not None
     assert again.student.told == pytest.approx(dict(buffer.clips.scored(10_000)))
     again.score()
     assert check_counts(again.service)["waiting"] == 0
+
+
+def test_without_what_a_student_had_learned_a_checkpoint_is_of_an_earlier_version_and_teaches_it_again() -> None:
+    desk = Desk(right)
+    desk.trusted()
+    state = desk.service.state_dict()
+    del state["student"]["learned"]
+    buffer = make_buffer(terms=[VLMTerm(0.5)])
+    buffer.load_state_dict(desk.buffer.state_dict())
+    again = Desk(right, buffer=buffer)
+    again.service.load_state_dict(state)
+    again.turn()
+    assert not any(again.student.restored)
+    assert buffer.clips is not None
+    assert again.student.told == pytest.approx(dict(buffer.clips.scored(10_000)))
+
+
+def test_a_checkpoint_holds_what_a_student_had_learned_when_it_died() -> None:
+    desk = Desk(right)
+    desk.trusted()
+    desk.student.open, desk.student.dead = False, "it died"
+    desk.service.poll(0)
+    state = desk.service.state_dict()
+    assert bytes(state["student"]["learned"].tolist()) == desk.desk._learned is not None
+
+
+def test_a_student_that_is_started_again_is_reminded_of_the_latest_clips_of_each_kind() -> None:
+    desk = Desk(right, memory_clips=5, min_positives=1000)
+    desk.clips(60)
+    desk.score()
+    desk.turn()
+    desk.student.told.clear()
+    desk.student.restarts, learned = 1, desk.desk._learned
+    restored = len(desk.student.restored)
+    desk.turn()
+    assert desk.student.restored[restored] == learned is not None
+    assert not any(desk.student.restored[restored + 1 :])
+    assert desk.buffer.clips is not None
+    scored = desk.buffer.clips.scored(10_000)
+    positive = [row for row in scored if row[1] > 0.5]
+    negative = [row for row in scored if row[1] <= 0.5]
+    assert len(positive) > 5
+    assert desk.student.told == pytest.approx(dict(positive[-5:] + negative[-5:]))
+
+
+@pytest.mark.parametrize("backend", ["sync", pytest.param("process", marks=pytest.mark.slow)])
+def test_a_resumed_student_guesses_as_before_from_its_first_message_on(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages: list[dict[int, float]] = []
+    take = StudentDesk._take
+
+    def watched(desk: StudentDesk, answers: Sequence[Answer]) -> None:
+        for answer in answers:
+            assert answer.scores is not None
+            ids = [entry.clip_id for entry in desk._in_flight[answer.ticket]]
+            messages.append(dict(zip(ids, answer.scores.tolist(), strict=True)))
+        take(desk, answers)
+
+    def prompt(scorer: Scorer, renderer: Renderer | None, config: ScoringConfig) -> Backend:
+        return make_backend(scorer, renderer, replace(config, low_priority=False))  # a busy machine would starve it
+
+    monkeypatch.setattr(StudentDesk, "_take", watched)
+    monkeypatch.setattr("vlmrb.scoring.student.start.make_backend", prompt)
+    settings = {"backend": backend, "student": StudentConfig(min_positives=1000)}
+    buffer, episodes = make_buffer(terms=[VLMTerm(0.5)]), Episodes(end=0.3)
+    service = ScoringService(buffer, GoodScorer(), GreyRenderer(), **settings)
+    for _ in range(10):
+        episodes.clips(buffer, 5)
+        assert service.drain(590)
+    while service.desk._told or service.desk._in_flight:
+        service.poll(0)
+        time.sleep(0.002)
+    assert service.stats()["student_steps"] > 4
+    state = service.state_dict()
+    service.close()
+    before = messages[-1]
+    messages.clear()
+    other = make_buffer(terms=[VLMTerm(0.5)])
+    other.load_state_dict(buffer.state_dict())
+    resumed = ScoringService(other, GoodScorer(), GreyRenderer(), **settings)
+    resumed.load_state_dict(state)
+    while resumed.desk._told or resumed.desk._in_flight:
+        resumed.poll(0)
+        time.sleep(0.002)
+    after = {clip_id: guess for message in messages for clip_id, guess in message.items()}
+    assert {clip_id: after[clip_id] for clip_id in before} == pytest.approx(before)
+    assert resumed.stats()["student_steps"] == service.stats()["student_steps"]
+    assert len(set(before.values())) > 1
+    resumed.close()
 
 
 @settings(max_examples=40, deadline=None)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from vlmrb.scoring.clips import ClipBatch
 from vlmrb.scoring.gpu import require_gpu_memory
-from vlmrb.scoring.scorer import Scorer, ScorerError, checked_scores
+from vlmrb.scoring.scorer import Scorer, ScorerError, checked_scores, checked_state
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ class Answer:
         busy_s: seconds that the scorer took, waiting in queues aside.
         report: what the scorer says about itself (`Scorer.stats`); NaN for what is no number.
         details: what it knows beyond one number a clip (`Scorer.details`), if anything.
+        state: what it has learned (`Scorer.state`), if anything new.
     """
 
     ticket: int
@@ -56,6 +57,7 @@ class Answer:
     busy_s: float = 0.0
     report: dict[str, float] = field(default_factory=dict)
     details: NDArray[np.float32] | None = None
+    state: bytes | None = None
 
 
 def set_up(scorer: Scorer) -> None:
@@ -69,18 +71,27 @@ def set_up(scorer: Scorer) -> None:
     scorer.setup()
 
 
-def answer(scorer: Scorer, ticket: int, clips: ClipBatch) -> Answer:
-    """Asks a scorer; whatever it raises becomes part of the answer."""
+def answer(scorer: Scorer, ticket: int, clips: ClipBatch, restored: bytes | None = None) -> Answer:
+    """Asks a scorer; whatever it raises becomes part of the answer.
+
+    Args:
+        scorer: who is asked.
+        ticket: which batch.
+        clips: the batch.
+        restored: what the scorer takes up before (`Scorer.restore`), if anything.
+    """
     begin = time.perf_counter()
     try:
+        if restored is not None:
+            scorer.restore(restored)
         scores = checked_scores(scorer, clips)
-        details = scorer.details()
+        details, state = scorer.details(), checked_state(scorer)
     except ScorerError as error:
         return Answer(ticket, error=str(error), fatal=True)
     except FAILURES as error:  # the service counts and reports it
         return Answer(ticket, error=f"raised {describe(error)}", detail=traceback.format_exc())
     busy_s = time.perf_counter() - begin
-    return Answer(ticket, scores, busy_s=busy_s, report=report(scorer), details=details)
+    return Answer(ticket, scores, busy_s=busy_s, report=report(scorer), details=details, state=state)
 
 
 def report(scorer: Scorer) -> dict[str, float]:
@@ -130,11 +141,21 @@ class Backend(ABC):
 
     restarts: int = 0
     dead: str = ""
+    _to_restore: bytes | None = None
 
     @property
     @abstractmethod
     def accepting(self) -> bool:
         """Whether the scorer is set up and may be handed a batch."""
+
+    def restore(self, state: bytes) -> None:
+        """Lets the scorer take up what it had learned, before the next batch: an `Answer.state` of another back-end."""
+        self._to_restore = state
+
+    def _restored_now(self) -> bytes | None:
+        """Returns what is to be restored with the batch at hand."""
+        state, self._to_restore = self._to_restore, None
+        return state
 
     @abstractmethod
     def submit(self, ticket: int, clips: ClipBatch) -> None:
@@ -174,7 +195,7 @@ class SyncBackend(Backend):
 
     def submit(self, ticket: int, clips: ClipBatch) -> None:
         """Scores the batch now."""
-        self._answers.append(answer(self._scorer, ticket, clips))
+        self._answers.append(answer(self._scorer, ticket, clips, self._restored_now()))
 
     def collect(self) -> list[Answer]:
         """Returns the answers of the batches submitted since."""
@@ -197,7 +218,7 @@ class ThreadBackend(Backend):
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
-        self._batches: queue.SimpleQueue[tuple[int, ClipBatch] | None] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[tuple[int, ClipBatch, bytes | None] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._unanswered: deque[int] = deque()
         self._ready = False
@@ -215,7 +236,7 @@ class ThreadBackend(Backend):
     def submit(self, ticket: int, clips: ClipBatch) -> None:
         """Queues the batch for the thread."""
         self._unanswered.append(ticket)
-        self._batches.put((ticket, clips))
+        self._batches.put((ticket, clips, self._restored_now()))
 
     def collect(self) -> list[Answer]:
         """Returns what the thread has answered; once it is gone, that the rest will get no scores.

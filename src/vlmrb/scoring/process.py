@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import multiprocessing.spawn
 import os
@@ -11,10 +10,10 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import weakref
 from collections import deque
+from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, Literal
 
@@ -23,7 +22,8 @@ import numpy as np
 from vlmrb.scoring.backends import Answer, Backend, SyncBackend, ThreadBackend, describe
 from vlmrb.scoring.clips import ClipBatch, Renderer
 from vlmrb.scoring.config import ScoringConfig
-from vlmrb.scoring.scorer import Scorer, ScorerError
+from vlmrb.scoring.mail import anonymous_file, read_at, write_at
+from vlmrb.scoring.scorer import MAX_STATE_BYTES, Scorer, ScorerError
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,8 @@ class ProcessBackend(Backend):
     is killed with all its children → *pausing* (back-off) → *starting* … → *dead* after too many restarts in a row.
 
     What travels per batch is a message of a few hundred bytes on a pipe, which a pipe always takes, and the snapshots
-    through an anonymous file in memory: a write there costs a copy and cannot block, whatever the other side does.
+    through an anonymous file in memory: a write there costs a copy and cannot block, whatever the other side does. What
+    a scorer has learned goes the same way, in both directions, behind the snapshots of its batch.
 
     A scorer defined in the user's own script makes the process import that script (under another name than
     ``__main__``), as `multiprocessing` does: guard its start with ``if __name__ == "__main__"``, or define the scorer
@@ -67,8 +68,8 @@ class ProcessBackend(Backend):
             )
         self._name = scorer.name
         self._config = config
-        self._payload = _anonymous_file(pack(scorer, renderer))
-        self._mail = _anonymous_file()
+        self._payload = anonymous_file(pack(scorer, renderer))
+        self._mail = anonymous_file()
         self._slot_bytes = 0
         self._unanswered: deque[int] = deque()
         self._submitted = 0
@@ -105,17 +106,21 @@ class ProcessBackend(Backend):
             self._slot_bytes = (snapshots[0].nbytes + CLIP_BYTES) * self._config.batch_clips
         if snapshots.nbytes + CLIP_BYTES * len(clips) > self._slot_bytes:
             raise ValueError(f"a batch of {snapshots.nbytes} bytes of snapshots; the first one left {self._slot_bytes}")
-        # Batches are answered in order, so the slot of the batch `max_in_flight` before this one is free again.
-        offset = self._submitted % self._config.max_in_flight * self._slot_bytes
+        # Batches are answered in order, so the slot of the batch `max_in_flight` before this one is free again. The
+        # room in it for what a scorer has learned takes no memory before something is written there.
+        offset = self._submitted % self._config.max_in_flight * (self._slot_bytes + MAX_STATE_BYTES)
+        state_offset, state = offset + self._slot_bytes, self._restored_now()
         self._submitted += 1
-        _write(self._mail.fileno(), snapshots, offset)
-        _write(self._mail.fileno(), numbers, offset + snapshots.nbytes)
-        _write(self._mail.fileno(), answers, offset + snapshots.nbytes + numbers.nbytes)
+        write_at(self._mail.fileno(), snapshots.data, offset)
+        write_at(self._mail.fileno(), numbers.data, offset + snapshots.nbytes)
+        write_at(self._mail.fileno(), answers.data, offset + snapshots.nbytes + numbers.nbytes)
+        if state is not None:
+            write_at(self._mail.fileno(), memoryview(state), state_offset)
         if not self._unanswered:
             self._clock = max(time.monotonic(), self._rests_until)
         self._unanswered.append(ticket)
         try:
-            self._pipe.send((ticket, offset, snapshots.dtype.str, snapshots.shape))
+            self._pipe.send((ticket, offset, snapshots.dtype.str, snapshots.shape, state_offset, len(state or b"")))
         except OSError:
             logger.debug("scorer %r is gone; the next look finds out why", self._name, exc_info=True)
 
@@ -208,7 +213,9 @@ class ProcessBackend(Backend):
             raise ScorerError(content)
         if kind in ("refused", "failed"):
             return self._lose(f"could not be set up ({content})")
-        found, rest_s = content
+        found, rest_s, place = content
+        if place is not None:  # its slot is written to again only once another batch has been handed over
+            found = replace(found, state=bytes(read_at(self._mail.fileno(), *place)))
         return self._answered(found, rest_s)
 
     def _answered(self, found: Answer, rest_s: float) -> list[Answer]:
@@ -319,20 +326,3 @@ def _kill(process: subprocess.Popen[bytes], wait_s: float) -> int | None:
     except subprocess.TimeoutExpired:
         logger.warning("scoring process %d does not go away yet", process.pid)
         return None
-
-
-def _anonymous_file(content: bytes = b"") -> io.BufferedRandom:
-    """Returns a file without a name, in memory where the system can: nothing is left behind however a run ends."""
-    if hasattr(os, "memfd_create"):
-        file = open(os.memfd_create("vlmrb-scoring"), "w+b")  # noqa: SIM115 — lives as long as the back-end
-    else:
-        file = tempfile.TemporaryFile("w+b")  # noqa: SIM115
-    file.write(content)
-    file.flush()
-    return file
-
-
-def _write(fd: int, array: np.ndarray, offset: int) -> None:
-    view, done = array.data.cast("B"), 0
-    while done < len(view):
-        done += os.pwrite(fd, view[done:], offset + done)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from vlmrb.scoring.clips import ClipBatch
 
 Needs = Literal["frames", "snapshots", "observations"]
+MAX_STATE_BYTES = 64 << 20  # of what a scorer has learned
 
 
 class ScorerError(RuntimeError):
@@ -86,6 +87,19 @@ class Scorer(ABC):
             ``float32[B, …]``, of the same B clips; ``None``, as of most scorers, if there is nothing.
         """
         return None
+
+    def state(self) -> bytes | None:
+        """Returns what a student has learned, to be kept in checkpoints; asked after each batch.
+
+        Returns:
+            What `restore` takes, at most `MAX_STATE_BYTES`; ``None``, as of all scorers that learn nothing, if there is
+            nothing new since it was last asked.
+        """
+        return None
+
+    def restore(self, state: bytes) -> None:
+        """Takes up what had been learned when `state` returned this; called before a batch, after `setup`."""
+        raise NotImplementedError(f"scorer {self.name!r} learns nothing that could be restored")
 
     def forget(self) -> None:  # noqa: B027 — optional to override
         """Lets go of what earlier clips left behind to make later ones quicker, so that speed can be measured anew."""
@@ -189,6 +203,20 @@ def checked_scores(scorer: Scorer, clips: ClipBatch) -> NDArray[np.float32]:
     if bad.any():
         raise ScorerError(f"{name} returned {scores[bad][0]} for {bad.sum()} of {len(clips)} clips; {expected}")
     return scores
+
+
+def checked_state(scorer: Scorer) -> bytes | None:
+    """Asks a scorer what it has learned.
+
+    Raises:
+        ScorerError: that is more than `MAX_STATE_BYTES`.
+    """
+    state = scorer.state()
+    if state is not None and len(state) > MAX_STATE_BYTES:
+        raise ScorerError(
+            f"scorer {scorer.name!r} has learned {len(state):,} bytes; a checkpoint keeps at most {MAX_STATE_BYTES:,}"
+        )
+    return state
 
 
 def _without_tensors(answer: Any) -> Any:

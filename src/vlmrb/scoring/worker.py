@@ -2,7 +2,8 @@
 
 It is started afresh rather than forked or spawned by `multiprocessing`, so that neither the learner's threads and GPU
 context nor the user's training script come along; only NumPy and what the scorer itself imports are loaded. Batches
-come as a short message on a pipe and their snapshots in an anonymous file, answers go back on the pipe.
+come as a short message on a pipe and their snapshots in an anonymous file, answers go back on the pipe, and what the
+scorer has learned in that file.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 
 from vlmrb.scoring.backends import Answer, answer, close_quietly, describe, set_up
 from vlmrb.scoring.clips import ClipBatch, Renderer
+from vlmrb.scoring.mail import read_at, write_at
 from vlmrb.scoring.scorer import Scorer, ScorerError
 
 PR_SET_PDEATHSIG = 1
@@ -88,12 +90,17 @@ def main(
         # With a batch at hand the learner ends us by a signal, which a sleep does not hold up.
         time.sleep(max(0.0, rests_until - time.monotonic()))
         begin = time.monotonic()
-        ticket, offset, dtype, shape = message
-        found = answer(scorer, ticket, _read_batch(mail_fd, offset, np.dtype(dtype), shape, renderer))
+        ticket, offset, dtype, shape, state_offset, state_bytes = message
+        restored = bytes(read_at(mail_fd, state_offset, state_bytes)) if state_bytes else None
+        found = answer(scorer, ticket, _read_batch(mail_fd, offset, np.dtype(dtype), shape, renderer), restored)
         end = time.monotonic()
         rest_s = (end - begin) * (1 / duty_cycle - 1)
         rests_until = end + rest_s
-        pipe.send(("answer", (_short(found), rest_s)))
+        place = None
+        if found.state is not None:
+            write_at(mail_fd, memoryview(found.state), state_offset)
+            place = state_offset, len(found.state)
+        pipe.send(("answer", (_short(found), rest_s, place)))
     close_quietly(scorer)
     return 0
 
@@ -161,26 +168,15 @@ def _unpack(payload_fd: int) -> tuple[Scorer, Renderer | None]:
 
 def _read_batch(fd: int, offset: int, dtype: np.dtype, shape: tuple[int, ...], renderer: Renderer | None) -> ClipBatch:
     """Reads snapshots, clip ids and lengths, and answers, which lie one after the other."""
-    snapshots = np.frombuffer(_read(fd, offset, dtype.itemsize * math.prod(shape)), dtype).reshape(shape)
+    snapshots = np.frombuffer(read_at(fd, offset, dtype.itemsize * math.prod(shape)), dtype).reshape(shape)
     offset += snapshots.nbytes
-    clip_ids, lengths = np.frombuffer(_read(fd, offset, 16 * shape[0]), np.int64).reshape(2, -1)
-    answers = np.frombuffer(_read(fd, offset + 16 * shape[0], 4 * shape[0]), np.float32)
+    clip_ids, lengths = np.frombuffer(read_at(fd, offset, 16 * shape[0]), np.int64).reshape(2, -1)
+    answers = np.frombuffer(read_at(fd, offset + 16 * shape[0], 4 * shape[0]), np.float32)
     return ClipBatch(clip_ids, snapshots, lengths, renderer, answers)
 
 
-def _read(fd: int, offset: int, size: int) -> bytearray:
-    data = bytearray(size)
-    view, done = memoryview(data), 0
-    while done < size:
-        count = os.preadv(fd, [view[done:]], offset + done)
-        if not count:
-            raise EOFError("the batch is shorter than announced")
-        done += count
-    return data
-
-
 def _short(found: Answer) -> Answer:
-    return replace(found, error=found.error[:MAX_TEXT], detail=found.detail[-MAX_TEXT:])
+    return replace(found, error=found.error[:MAX_TEXT], detail=found.detail[-MAX_TEXT:], state=None)
 
 
 if __name__ == "__main__":

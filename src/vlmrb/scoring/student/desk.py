@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from vlmrb.scoring.admission import AdmissionQueue, Content
@@ -80,6 +81,8 @@ class StudentDesk:
         self._in_flight: dict[int, list[Entry]] = {}
         self._next_ticket = 0
         self._report: dict[str, float] = {}
+        self._learned: bytes | None = None  # as of its latest answer; its process may be busy, or gone
+        self._restarts = 0
         self._given_up = False
 
     def __len__(self) -> int:
@@ -105,6 +108,9 @@ class StudentDesk:
         self._take(self._backend.collect())
         if self._backend.dead:
             self._give_up()
+        elif self._backend.restarts > self._restarts:
+            self._restarts = self._backend.restarts
+            self._remind()
         while self._backend.accepting and len(self._in_flight) < IN_FLIGHT and (entries := self._message()):
             ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
             self._in_flight[ticket] = entries
@@ -149,6 +155,7 @@ class StudentDesk:
                 self._unguessed(entries)
             else:
                 self._report = answer.report
+                self._learned = answer.state or self._learned
                 probabilities = self._probabilities(answer)
                 self._send_on(entries, probabilities)
                 self._give_credit(entries, probabilities, answer.details)
@@ -263,10 +270,24 @@ class StudentDesk:
         self._new.clear()
         self._told.clear()
 
+    def _remind(self) -> None:
+        """Gives a new student what the old one had learned, and tells it again what the scorer has said."""
+        if self._learned is not None:
+            self._backend.restore(self._learned)
+        scored = self._clips.scored(len(self._clips))
+        kinds = [[row for row in scored if (row[1] > self._threshold) is positive] for positive in (False, True)]
+        kept = sorted(row for rows in kinds for row in rows[-self._config.memory_clips :])
+        self._told.clear()
+        self._told.extend(Entry(b"", clip_id, 0, score=score) for clip_id, score in kept)
+
     # Persistence
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the clips with the student, those to look at again, and the evidence; not what it has learned."""
+        """Returns the clips with the student, those to look at again, the evidence, and what it has learned.
+
+        That is as of its latest answer: nobody waits for a busy student, and one that is gone has left it behind.
+        """
+        learned = None if self._learned is None else torch.frombuffer(bytearray(self._learned), dtype=torch.uint8)
         with_student = [e for entries in self._in_flight.values() for e in entries if math.isnan(e.score)]
         waiting = [entry for entry in (*with_student, *self._new) if not entry.again]
         settled = [entry for entry in (*self._settled, *with_student) if entry.again]
@@ -275,15 +296,17 @@ class StudentDesk:
             "settled": [[entry.clip_id, entry.completed] for entry in settled],
             "trust": self.trust.state_dict(),
             "sent": vars(self.sent).copy(),
+            "learned": learned,
         }
 
     def load_state_dict(
         self, state: Mapping[str, Any], look: Callable[[Sequence[int]], Sequence[tuple[bytes, Any]]]
     ) -> None:
-        """Takes up where ``state`` was saved, and tells a new student again what the scorer has said.
+        """Takes up where ``state`` was saved, and reminds a new student of what the old one had learned.
 
         Args:
-            state: as `state_dict` returned it.
+            state: as `state_dict` returned it; of an earlier version it lacks what the student had learned, which then
+                learns anew from the scorer's answers for the clips that are kept.
             look: finds keys and descriptions of clips in the store, as `Reception.look`.
         """
         self.trust.load_state_dict(state["trust"])
@@ -293,6 +316,6 @@ class StudentDesk:
             for row, (key, described) in zip(alive, look([row[0] for row in alive]), strict=True):
                 audited = bool(row[2]) if len(row) > 2 else False
                 target.append(Entry(key, row[0], row[1], described, audited, again=name == "settled"))
-        self._told.extend(
-            Entry(b"", clip_id, 0, score=score) for clip_id, score in self._clips.scored(2 * self._config.memory_clips)
-        )
+        if state.get("learned") is not None:
+            self._learned = state["learned"].numpy().tobytes()
+        self._remind()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,19 +70,21 @@ class Student:
         self._seed = seed
         self._rng = np.random.default_rng(seed)
         self._maker = make_parts_maker(kind)
+        self._shape: list[int] = []  # of an input
         self._network: PartNetwork | None = None
         self._optimizer: torch.optim.Optimizer | None = None
 
-    def remember(self, observations: NDArray, scores: NDArray[np.float32]) -> None:
+    def remember(self, observations: NDArray, scores: NDArray[np.float32], again: bool = False) -> None:
         """Is told answers.
 
         Args:
             observations: ``[B, L, …]``, as the agent saw the clips.
             scores: ``float32[B]``, what the scorer said.
+            again: it has seen them before, in another life: only its memory is filled.
         """
         parts = self._maker.parts(observations)
-        network = self._network_for(parts)
-        if len(parts.inputs):
+        network = self._network_for(parts.inputs.shape[1:])
+        if len(parts.inputs) and not again:
             network.see(torch.from_numpy(parts.inputs))
         positive = scores > self._threshold
         targets = scores if self._soft else positive.astype(np.float32)
@@ -109,7 +113,7 @@ class Student:
             observations: ``[B, L, …]``.
         """
         parts = self._maker.parts(observations)
-        self._network_for(parts)
+        self._network_for(parts.inputs.shape[1:])
         transitions = self._transitions(parts, len(observations), observations.shape[1] - 1)
         return Guess(transitions.amax(1).numpy(), transitions.numpy())
 
@@ -125,10 +129,43 @@ class Student:
             found = found.scatter_reduce(0, place, logits, "amax")
         return found.reshape(clips, steps)
 
-    def _network_for(self, parts: Parts) -> PartNetwork:
+    def _network_for(self, shape: Sequence[int]) -> PartNetwork:
         if self._network is None:
             with torch.random.fork_rng():
                 torch.manual_seed(self._seed)
-                self._network = make_network(self.kind, parts.inputs.shape[1:])
+                self._network = make_network(self.kind, shape)
+            self._shape = list(shape)
             self._optimizer = torch.optim.Adam(self._network.parameters(), self._learning_rate)
         return self._network
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what it has learned: weights, what inputs are standardised by, the optimizer's moments, its draws.
+
+        Its memory is left out. That may be hundreds of MiB, which would have to leave the student's process again and
+        again, as nobody knows when a checkpoint will be saved; and a checkpoint holds these clips and the scorer's
+        answers already, except for the oldest, which the replay buffer has let go of.
+        """
+        assert self._network is not None
+        assert self._optimizer is not None
+        return {
+            "shape": self._shape,
+            "network": self._network.state_dict(),
+            "optimizer": self._optimizer.state_dict()["state"],
+            "draws": self._rng.bit_generator.state,
+            "steps": self.steps,
+            "loss": self.loss,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up what had been learned, in the place of what it has learned; the learning rate stays its own.
+
+        Args:
+            state: as `state_dict` returned it, of a student for the same kind of observations.
+        """
+        self._network = None
+        self._network_for(state["shape"]).load_state_dict(state["network"])
+        assert self._optimizer is not None
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
+        self._rng.bit_generator.state = state["draws"]
+        self.steps, self.loss = state["steps"], state["loss"]
