@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from tests.scoring.replay_tools import Episodes, make_buffer
 from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.replay.credit import CreditTerm
 from vlmrb.replay.terms import VLMTerm
+from vlmrb.scoring import throttle
 from vlmrb.scoring.backends import Answer, Backend
+from vlmrb.scoring.budget import BudgetConfig
 from vlmrb.scoring.clips import ClipBatch, Renderer
 from vlmrb.scoring.config import ScoringConfig
 from vlmrb.scoring.process import make_backend
@@ -389,6 +392,104 @@ def test_a_resumed_student_guesses_as_before_from_its_first_message_on(
     assert resumed.stats()["student_steps"] == service.stats()["student_steps"]
     assert len(set(before.values())) > 1
     resumed.close()
+
+
+class Waiting(Desk):
+    """Training that waits for scores: collects a clip at env step 0, and the next at `now`."""
+
+    def __init__(self, **scoring: Any) -> None:
+        super().__init__(right, scoring={"max_delay_env_steps": 50, "timeout_s": 30.0} | scoring)
+        self.now = 0
+        self.asked = 0
+
+    def collect(self, stop: Callable[[], bool]) -> int:
+        """Returns how often it was asked whether to stop."""
+        self.buffer.extend(self.episodes.block(9))
+        self.service.poll(self.now)
+        self.now += 60
+        self.service.poll(self.now)
+        self.asked = 0
+
+        def counting() -> bool:
+            self.asked += 1
+            return stop()
+
+        self.service.keep_up(counting)
+        return self.asked
+
+
+def test_collection_waits_for_clips_that_are_with_the_student_and_then_for_the_scorer() -> None:
+    desk = Waiting()
+
+    def answer() -> bool:
+        if desk.asked == 3:
+            desk.student.answer()
+        if desk.asked == 6:
+            desk.scorer.answer()
+        return False
+
+    assert desk.collect(answer) == 6
+    stats = check_counts(desk.service)
+    assert stats["scored"] == stats["emitted"] > 0
+
+
+def test_without_a_budget_for_the_scorer_collection_waits_for_the_student_alone() -> None:
+    desk = Waiting(budget=BudgetConfig(total=1))
+    desk.service.budget.spend(1)
+
+    def answer() -> bool:
+        if desk.asked == 3:
+            desk.student.answer()
+        return False
+
+    assert desk.collect(answer) == 3
+    stats = check_counts(desk.service)
+    assert stats["dropped"] == stats["emitted"] > 0
+
+
+def test_a_signal_ends_the_wait_for_the_student_and_drops_nothing() -> None:
+    desk = Waiting()
+    assert desk.collect(lambda: desk.asked == 4) == 4
+    stats = check_counts(desk.service)
+    assert stats["waiting"] == stats["emitted"] > 0
+
+
+def test_a_student_that_dies_while_it_is_waited_for_leaves_its_clips_to_the_scorer() -> None:
+    desk = Waiting()
+
+    def die() -> bool:
+        if desk.asked == 3:
+            desk.student.answer(good=False)  # the back-end gives up what is in flight
+            desk.student.dead = "it died"
+        if desk.asked > 3:
+            desk.scorer.answer()
+        return False
+
+    desk.collect(die)
+    stats = check_counts(desk.service)
+    assert stats["scored"] == stats["emitted"] > 0
+
+
+def test_a_student_that_is_silent_is_waited_for_only_so_long_and_again_once_it_answers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = lambda: clock.now
+    clock.sleep = lambda seconds: setattr(clock, "now", clock.now + 5.0)
+    monkeypatch.setattr(throttle, "time", clock)
+    desk = Waiting()
+    assert desk.collect(lambda: False) == 13  # twice 30 s are over
+    assert desk.collect(lambda: False) == 0
+    assert [
+        record.message for record in caplog.records if "the student has not been heard of for 65 s" in record.message
+    ]
+    assert check_counts(desk.service)["dropped"] == 0
+    desk.turn()
+    desk.score()
+    desk.student.open = False
+    caplog.clear()
+    assert desk.collect(lambda: False) == 361  # twice 900 s, since it is not set up
+    assert "the student has not been heard of for 1805 s" in caplog.text
 
 
 @settings(max_examples=40, deadline=None)

@@ -6,6 +6,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,6 +49,7 @@ class StudentDesk:
     Attributes:
         trust: whether guesses count.
         sent: what has become of clips.
+        answers: messages that the student has answered, or failed on.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class StudentDesk:
     ) -> None:
         self.trust = Trust(config.min_recall, config.min_positives)
         self.sent = Sent()
+        self.answers = 0
         self._config = config
         self._backend = backend
         self._clips = clips
@@ -88,6 +91,16 @@ class StudentDesk:
     def __len__(self) -> int:
         """Clips that are with the student, those that are looked at again left out."""
         return len(self._new) + sum(entry.waits for entries in self._in_flight.values() for entry in entries)
+
+    @property
+    def accepting(self) -> bool:
+        """Whether the student is set up and may be handed clips."""
+        return self._backend.accepting
+
+    def overdue(self, before: int) -> bool:
+        """Whether one of these clips was completed before that env step."""
+        in_flight = (entry for entries in self._in_flight.values() for entry in entries)
+        return any(entry.waits and entry.completed < before for entry in chain(self._new, in_flight))
 
     def add(self, key: bytes, clip_id: int, completed: int, described: Any, audited: bool) -> None:
         """Takes in a clip that has just been completed; the arguments are those of `AdmissionQueue.add`."""
@@ -151,6 +164,7 @@ class StudentDesk:
     def _take(self, answers: Sequence[Answer]) -> None:
         for answer in answers:
             entries = self._in_flight.pop(answer.ticket)
+            self.answers += 1
             if answer.scores is None:
                 self._unguessed(entries)
             else:
