@@ -262,6 +262,23 @@ class BusyScorer(GoodScorer):
         return {"cpu_s": self.cpu_s}
 
 
+class SpinningScorer(GoodScorer):
+    """Takes so many seconds of a processor for a batch, and sleeps as long."""
+
+    name = "spinning"
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def score(self, clips: ClipBatch) -> NDArray[np.float32]:
+        begin = time.thread_time()
+        while time.thread_time() - begin < self.seconds:
+            pass
+        time.sleep(self.seconds)
+        return super().score(clips)
+
+
 class LargeScorer(GoodScorer):
     """Says how much GPU memory it needs."""
 

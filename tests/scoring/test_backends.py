@@ -24,6 +24,7 @@ from odd_scorers import (
     LibrariesScorer,
     ParentScorer,
     SlowScorer,
+    SpinningScorer,
     TalkativeScorer,
     Trouble,
     TroubledScorer,
@@ -118,6 +119,18 @@ def test_what_a_scorer_has_learned_comes_back_with_answers_and_is_restored_elsew
     other.restore(found.state)
     assert [ask(other, make_clips(3), ticket).scores[0] for ticket in (1, 2)] == pytest.approx([0.15, 0.18])
     other.close()
+
+
+@pytest.mark.parametrize("kind", ["sync", "thread", "process"])
+def test_processor_seconds_come_with_answers(kind: str):
+    backend = make_backend(SpinningScorer(0.1), None, ScoringConfig(backend=kind))
+    first, second = [ask(backend, make_clips(1), ticket).cpu_s for ticket in range(2)]
+    backend.close()
+    assert 0.1 <= second < 0.15
+    if kind == "process":
+        assert first > 0.15  # with its start: Python and NumPy are loaded
+    else:
+        assert 0.1 <= first < 0.15
 
 
 def test_a_scorer_that_learns_too_much_for_a_checkpoint_is_refused(monkeypatch: pytest.MonkeyPatch):

@@ -27,6 +27,7 @@ from vlmrb.scoring.config import ScoringConfig
 from vlmrb.scoring.process import make_backend
 from vlmrb.scoring.scorer import Scorer
 from vlmrb.scoring.service import ScoringService
+from vlmrb.scoring.student import desk as desk_module
 from vlmrb.scoring.student.config import StudentConfig
 from vlmrb.scoring.student.desk import StudentDesk
 
@@ -241,6 +242,21 @@ def test_what_it_thinks_otherwise_of_later_is_put_right() -> None:
     expected = truth(desk.buffer.clips.batch(ids)) > 0.5
     assert [score > 0.5 for score, _ in desk.written(ids)] == expected.tolist()
     assert check_counts(desk.service)["student_changed"] >= expected.sum() > 0
+
+
+def test_its_share_of_the_processor_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(desk_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    desk = Desk(right)
+    desk.buffer.extend(desk.episodes.block(9))
+    for good in (True, False):
+        desk.service.poll(0)
+        desk.student.answer(good)
+        desk.student.answers = [replace(found, cpu_s=0.5) for found in desk.student.answers]
+        desk.buffer.extend(desk.episodes.block(9))
+    desk.service.poll(0)
+    clock.now += 20.0
+    assert check_counts(desk.service)["student_cpu_share"] == pytest.approx(1.0 / 20)
 
 
 def test_a_student_that_fails_on_clips_or_dies_leaves_them_to_the_scorer() -> None:

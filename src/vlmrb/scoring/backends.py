@@ -11,7 +11,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,8 @@ class Answer:
         report: what the scorer says about itself (`Scorer.stats`); NaN for what is no number.
         details: what it knows beyond one number a clip (`Scorer.details`), if anything.
         state: what it has learned (`Scorer.state`), if anything new.
+        cpu_s: processor seconds of the scorer's process or thread since its last answer, or since it was started; other
+            threads that libraries start count in a process only.
     """
 
     ticket: int
@@ -58,6 +60,7 @@ class Answer:
     report: dict[str, float] = field(default_factory=dict)
     details: NDArray[np.float32] | None = None
     state: bytes | None = None
+    cpu_s: float = 0.0
 
 
 def set_up(scorer: Scorer) -> None:
@@ -195,7 +198,9 @@ class SyncBackend(Backend):
 
     def submit(self, ticket: int, clips: ClipBatch) -> None:
         """Scores the batch now."""
-        self._answers.append(answer(self._scorer, ticket, clips, self._restored_now()))
+        begin_s = time.thread_time()
+        found = answer(self._scorer, ticket, clips, self._restored_now())
+        self._answers.append(replace(found, cpu_s=time.thread_time() - begin_s))
 
     def collect(self) -> list[Answer]:
         """Returns the answers of the batches submitted since."""
@@ -277,9 +282,12 @@ class ThreadBackend(Backend):
             self._end = f"could not be set up ({describe(error)})"
             return
         self._ready = True
+        reported_s = 0.0
         try:
             while (batch := self._batches.get()) is not None and not self._closed:
-                self._answers.put(answer(self._scorer, *batch))
+                found, spent_s = answer(self._scorer, *batch), time.thread_time()
+                self._answers.put(replace(found, cpu_s=spent_s - reported_s))
+                reported_s = spent_s
         except BaseException as error:  # what `answer` does not take for an ordinary failure
             self._end = f"ended its thread (raised {describe(error)})"
         close_quietly(self._scorer)

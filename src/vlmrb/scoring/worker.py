@@ -79,7 +79,7 @@ def main(
         pipe.send(("failed", describe(error)[:MAX_TEXT]))
         return 1
     pipe.send(("ready", None))
-    rests_until = 0.0
+    rests_until = reported_s = 0.0
     while True:
         try:
             message = pipe.recv()
@@ -100,7 +100,9 @@ def main(
         if found.state is not None:
             write_at(mail_fd, memoryview(found.state), state_offset)
             place = state_offset, len(found.state)
-        pipe.send(("answer", (_short(found), rest_s, place)))
+        spent_s = time.process_time()
+        pipe.send(("answer", (replace(_short(found), cpu_s=spent_s - reported_s), rest_s, place)))
+        reported_s = spent_s
     close_quietly(scorer)
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -86,6 +87,8 @@ class StudentDesk:
         self._report: dict[str, float] = {}
         self._learned: bytes | None = None  # as of its latest answer; its process may be busy, or gone
         self._restarts = 0
+        self._begun = time.monotonic()
+        self._cpu_s = 0.0
         self._given_up = False
 
     def __len__(self) -> int:
@@ -158,6 +161,7 @@ class StudentDesk:
             "trusted": float(self.trust.trusted),
             "recall": self.trust.recall,
             "precision": self.trust.precision,
+            "cpu_share": self._cpu_s / max(time.monotonic() - self._begun, 1e-9),
         }
         return {f"student_{name}": value for name, value in (own | self._report).items()}
 
@@ -165,6 +169,7 @@ class StudentDesk:
         for answer in answers:
             entries = self._in_flight.pop(answer.ticket)
             self.answers += 1
+            self._cpu_s += answer.cpu_s
             if answer.scores is None:
                 self._unguessed(entries)
             else:
