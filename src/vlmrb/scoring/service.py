@@ -113,7 +113,7 @@ class ScoringService:
         self.desk: StudentDesk | None = None
         if self.config.student is not None:
             self.desk = make_desk(
-                self.config, buffer, renderer, self.queue, self._counts, self._delivery.guessed, pixels
+                self.config, buffer, renderer, self.queue, self._counts, self._delivery.guessed, pixels, scorer
             )
         self.reception = Reception(
             self._clips, renderer, scorer, cache, self.audit, self.queue, self.config.frames_per_clip, self.desk

@@ -33,6 +33,11 @@ class StudentConfig:
         steps_per_clip: training steps per clip that it is shown or told. Higher → learns from fewer answers, more of a
             CPU core.
         memory_clips: most answered clips of each kind that it learns from.
+        corpus: a folder of ``vlmrb corpus``, of the run's environment, whose clips it learns from before the run
+            begins; trust has to be earned all the same. Clips may be of another length. ``None``: it begins as a blank.
+        corpus_scores: where ``vlmrb calibrate`` has kept what the run's scorer says of them: its folder, or a score
+            cache's file.
+        corpus_steps: training steps on them. Higher → a later beginning, in which clips wait for the student.
         seed: of its weights and draws.
     """
 
@@ -45,6 +50,9 @@ class StudentConfig:
     learning_rate: float = 1e-2
     steps_per_clip: float = 0.1
     memory_clips: int = 2048
+    corpus: str | None = None
+    corpus_scores: str | None = None
+    corpus_steps: int = 500
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -53,9 +61,15 @@ class StudentConfig:
             raise ValueError(f"scoring.student.role={self.role!r} must be answering or screening")
         require(SHARE, "scoring.student", ask_from=self.ask_from, ask_to=self.ask_to, min_recall=self.min_recall)
         require(AT_LEAST_ONE, "scoring.student", min_positives=self.min_positives, memory_clips=self.memory_clips)
+        require(AT_LEAST_ONE, "scoring.student", corpus_steps=self.corpus_steps)
         require(POSITIVE, "scoring.student", learning_rate=self.learning_rate, steps_per_clip=self.steps_per_clip)
         if self.look_again < 0:
             raise ValueError(f"scoring.student.look_again={self.look_again} must not be negative")
+        if (self.corpus is None) != (self.corpus_scores is None):
+            raise ValueError(
+                f"scoring.student.corpus={self.corpus} and scoring.student.corpus_scores={self.corpus_scores} go "
+                "together: a folder of vlmrb corpus, and one of vlmrb calibrate, where the scorer's answers are"
+            )
         if self.ask_from >= self.ask_to:
             raise ValueError(
                 f"scoring.student.ask_from={self.ask_from} must lie below scoring.student.ask_to={self.ask_to}: "

@@ -15,6 +15,7 @@ from vlmrb.scoring.student.config import StudentConfig
 from vlmrb.scoring.student.parts import Kind, kind_of
 
 if TYPE_CHECKING:
+    from vlmrb.scoring.student.lesson import Lesson
     from vlmrb.scoring.student.student import Student
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class StudentScorer(Scorer):
         config: see there.
         threshold: τ above which an answer is a yes; ``None`` learns scores as they are.
         pixels: whether the agent observes images.
+        lesson: what it learns in `setup`; ``None`` for nothing.
     """
 
     name = "student"
@@ -39,8 +41,11 @@ class StudentScorer(Scorer):
     needs = "observations"
     every_frame = True
 
-    def __init__(self, config: StudentConfig, threshold: float | None, pixels: bool) -> None:
+    def __init__(
+        self, config: StudentConfig, threshold: float | None, pixels: bool, lesson: Lesson | None = None
+    ) -> None:
         self._config = config
+        self._lesson = lesson
         self._threshold = threshold
         self._pixels = pixels
         self._student: Student | None = None
@@ -50,8 +55,14 @@ class StudentScorer(Scorer):
         self._reminded = False  # is told again what it had learned from
 
     def setup(self) -> None:
-        """Loads PyTorch, for which a busy machine needs more time than for a batch."""
+        """Loads PyTorch, for which a busy machine needs more time than for a batch, and learns the lesson."""
         import vlmrb.scoring.student.student  # noqa: F401
+
+        for observations, answers in () if self._lesson is None else self._lesson.parts():
+            self._student_for(observations).remember(observations, answers)
+        if self._student is not None:
+            self._student.learn(self._config.corpus_steps)
+            self._changed = True
 
     def score(self, clips: ClipBatch) -> NDArray[np.float32]:
         """Learns from those of B clips whose answer is known, then guesses: ``float32[B]`` in [0, 1].
@@ -60,20 +71,19 @@ class StudentScorer(Scorer):
         teach it nothing, so that its guesses are those that it would have made.
         """
         observations = clips.observations()
-        if self._student is None:
-            self._student = self._make(kind_of(observations.shape[2:], observations.dtype, self._pixels))
+        student = self._student_for(observations)
         told = np.flatnonzero(~np.isnan(clips.answers)) if clips.answers is not None else np.zeros(0, np.int64)
         self._reminded &= len(told) == len(clips)
         if len(told):
             assert clips.answers is not None
-            self._student.remember(observations[told], clips.answers[told], again=self._reminded)
+            student.remember(observations[told], clips.answers[told], again=self._reminded)
         if not self._reminded:
-            before = self._student.steps
+            before = student.steps
             self._due += self._config.steps_per_clip * len(clips)
-            self._student.learn(int(self._due))
+            student.learn(int(self._due))
             self._due %= 1.0
-            self._changed |= bool(len(told)) or self._student.steps > before
-        guess = self._student.guess(observations)
+            self._changed |= bool(len(told)) or student.steps > before
+        guess = student.guess(observations)
         self._details = guess.transitions
         return (1 / (1 + np.exp(-guess.clips))).astype(np.float32)
 
@@ -115,6 +125,11 @@ class StudentScorer(Scorer):
         self._student.load_state_dict(content["student"])
         self._due = content["due"]
         self._reminded = True
+
+    def _student_for(self, observations: NDArray) -> Student:
+        if self._student is None:
+            self._student = self._make(kind_of(observations.shape[2:], observations.dtype, self._pixels))
+        return self._student
 
     def _make(self, kind: Kind) -> Student:
         from vlmrb.scoring.student.student import Student

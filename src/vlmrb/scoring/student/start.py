@@ -14,11 +14,13 @@ from vlmrb.scoring.clips import Renderer
 from vlmrb.scoring.meter import Counts
 from vlmrb.scoring.process import make_backend
 from vlmrb.scoring.student.desk import BATCH_CLIPS, IN_FLIGHT, StudentDesk
+from vlmrb.scoring.student.lesson import find_lesson
 from vlmrb.scoring.student.scorer import StudentScorer
 
 if TYPE_CHECKING:
     from vlmrb.replay.buffer import VLMReplayBuffer
     from vlmrb.scoring.config import ScoringConfig
+    from vlmrb.scoring.scorer import Scorer
 
 
 def make_desk(
@@ -29,6 +31,7 @@ def make_desk(
     counts: Counts,
     deliver: Callable[[list[int], NDArray[np.float32]], None],
     pixels: bool,
+    scorer: Scorer,
 ) -> StudentDesk:
     """Starts a student where the scorer runs, in a process of its own with one thread that gives way to training.
 
@@ -40,9 +43,10 @@ def make_desk(
         counts: see there.
         deliver: see there.
         pixels: whether the agent observes images.
+        scorer: who is foreseen.
 
     Raises:
-        ValueError: there is no renderer, which makes observations of snapshots.
+        ValueError: there is no renderer, which makes observations of snapshots; or see `find_lesson`.
     """
     assert config.student is not None
     assert buffer.clips is not None
@@ -56,8 +60,10 @@ def make_desk(
         duty_cycle=1.0,
         low_priority=config.backend == "process",
     )
-    student = StudentScorer(config.student, buffer.score_threshold, pixels)
-    threshold, at_once = buffer.monitor.threshold, config.backend == "sync"
+    threshold, at_once, lesson = buffer.monitor.threshold, config.backend == "sync", None
+    if config.student.corpus is not None:
+        lesson = find_lesson(config.student, scorer, renderer, config.frames_per_clip, threshold)
+    student = StudentScorer(config.student, buffer.score_threshold, pixels, lesson)
     backend = make_backend(student, renderer, where)
     return StudentDesk(
         config.student, backend, buffer.clips, renderer, queue, threshold, counts, deliver, buffer.write_credit, at_once
