@@ -44,6 +44,8 @@ from vlmrb.scoring.remote import RemoteScorer
 from vlmrb.scoring.scorer import Scorer, ScorerError
 from vlmrb.scoring.speed import Speed, SpeedWatch
 from vlmrb.scoring.sprites import SpritesScorer
+from vlmrb.scoring.student.check import student_check
+from vlmrb.scoring.student.config import StudentConfig
 from vlmrb.sizes import RunSizes, measure
 
 DOORKEY = EnvConfig("MiniGrid-DoorKey-5x5-v0", num_envs=8)
@@ -135,6 +137,37 @@ def test_frames_that_plain_environments_keep_are_counted():
         return measure(module)[0].clip_bytes
 
     assert clips_bytes(64) - clips_bytes(32) == pytest.approx(8 * 3 * (64 * 43 - 32 * 21), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("backend", "takes", "needed_gib"),
+    [
+        ("process", "a process of its own with 0.5 to 0.8 GiB of memory", 0.8),
+        ("thread", "a thread of training's process with 0.0 to 0.2 GiB of memory", 0.3),
+        ("sync", "part of training with 0.0 to 0.2 GiB of memory", 0.3),
+    ],
+)
+def test_a_student_is_reckoned_with(backend: Any, takes: str, needed_gib: float):
+    config = ScoringConfig(backend=backend, student=StudentConfig())
+    check = student_check(config, int(needed_gib * GIB), cores=2)
+    assert check.status == "ok"
+    assert check.found.startswith(takes)
+    assert check.found.endswith("what the scorer has to do is reckoned without it")
+    scarce = student_check(config, int((needed_gib - 0.1) * GIB), cores=2)
+    assert (scarce.status, "memory_clips" in scarce.advice) == ("warn", True)
+    alone = student_check(config, int(needed_gib * GIB), cores=1)
+    assert alone.status == ("warn" if backend == "process" else "ok")
+    assert "one of 1 core" in alone.found
+
+
+def test_a_students_line_is_there_if_there_is_a_student(tmp_path: Path):
+    module = make_module()
+    module.configure_model()
+    module.renderer = make_renderer(module.env)
+    for student in (None, StudentConfig()):
+        config = ScoringConfig(backend="thread", student=student)
+        checks = Preflight(module, MilestonesScorer(), tmp_path, config=config).look_ahead()
+        assert [check.name for check in checks].count("student") == (student is not None)
 
 
 @pytest.mark.parametrize("env_id", ["MiniGrid-DoorKey-5x5-v0", "MiniGrid-Empty-5x5-v0", "CartPole-v1"])

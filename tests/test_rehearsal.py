@@ -61,6 +61,16 @@ def test_a_quick_scorer_in_a_process_of_its_own_keeps_up(tmp_path: Path, capsys:
 
 
 @pytest.mark.slow
+def test_beside_a_student_the_scorer_is_measured_as_without(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    code, report = doctor(tmp_path / "run", "-c", str(ROOT / "configs/scorer/student.yaml"))
+    assert code == 0
+    assert check_of(report, "student")["found"].startswith("a thread of training's process")
+    assert check_of(report, "scorer")["status"] == "ok"
+    assert report["speed"]["need_clips_per_s"] == pytest.approx(report["speed"]["clips_per_s"], rel=0.5)
+    assert any(line.split()[:2] == ["ok", "student"] for line in capsys.readouterr().out.splitlines())
+
+
+@pytest.mark.slow
 def test_only_the_preflights_own_folder_is_left_behind(tmp_path: Path):
     code, report = doctor(tmp_path / "run", *scorer("SleepingScorer"))
     assert code == 0

@@ -181,12 +181,16 @@ def _nvidia_driver() -> str | None:
 
 def machine_check() -> Check:
     """Processor cores and memory this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = memory_bytes()
-    found = f"{cores} cores, {memory / GIB:.1f} GiB of memory"
+    found = f"{usable_cores()} cores, {memory / GIB:.1f} GiB of memory"
     if memory < MEMORY_WARN_BYTES:
         return Check("CPU", "warn", found, "choose a smaller replay buffer, or keep it in memory-mapped storage")
     return Check("CPU", "ok", found)
+
+
+def usable_cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_bytes() -> int:

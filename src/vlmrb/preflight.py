@@ -18,19 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmrb.callbacks.checkpoint_files import HEADROOM
-from vlmrb.doctor import GIB, Check, free_memory_bytes, memory_bytes
+from vlmrb.doctor import GIB, Check, free_memory_bytes, memory_bytes, usable_cores
 from vlmrb.media import annotate, below_text, encode_gif
 from vlmrb.scoring.clips import ClipBatch
+from vlmrb.scoring.config import ScoringConfig
 from vlmrb.scoring.gpu import require_gpu_memory
 from vlmrb.scoring.scorer import ScorerError, require_thinnable
 from vlmrb.scoring.speed import Speed, SpeedWatch, speed_check
+from vlmrb.scoring.student.check import student_check
 from vlmrb.sizes import RunSizes, measure
 
 if TYPE_CHECKING:
     from vlmrb.algorithms.base import OffPolicyModule
     from vlmrb.callbacks.replay_checkpoint import ReplayCheckpoint
     from vlmrb.scoring.clips import Renderer
-    from vlmrb.scoring.config import ScoringConfig
     from vlmrb.scoring.scorer import Scorer
     from vlmrb.scoring.service import ScoringService
 
@@ -54,7 +55,7 @@ class Preflight:
         scorer: who scores; ``None`` if nobody does.
         run_dir: the run's folder.
         checkpoint: how checkpoints are saved; ``None`` if none are.
-        frames_per_clip: most frames of a clip that the scorer is shown; ``None`` shows all.
+        config: of scoring; ``None`` for the defaults.
     """
 
     def __init__(
@@ -63,13 +64,13 @@ class Preflight:
         scorer: Scorer | None,
         run_dir: str | Path,
         checkpoint: ReplayCheckpoint | None = None,
-        frames_per_clip: int | None = None,
+        config: ScoringConfig | None = None,
     ) -> None:
         self.module = module
         self.scorer = scorer
         self.run_dir = Path(run_dir)
         self.checkpoint = checkpoint
-        self.frames_per_clip = frames_per_clip
+        self.config = config or ScoringConfig()
         self.checks: list[Check] = []
         self._details: dict[str, Any] = {}
         self._watch: tuple[SpeedWatch, ScoringService] | None = None
@@ -91,11 +92,13 @@ class Preflight:
         if self.scorer is not None:
             if self.module.device.type == "cuda":  # else the question alone would take GPU memory
                 self.checks += gpu_checks(self.scorer)
-            self.checks += thinning_checks(self.scorer, self.frames_per_clip)
+            self.checks += thinning_checks(self.scorer, self.config.frames_per_clip)
             drawn = [frame_check(self.scorer, self.module.renderer, snapshots)] if self.scorer.needs == "frames" else []
             self.checks += drawn
             if all(check.status != "fail" for check in drawn):  # else there is nothing to show
                 self.checks += environment_checks(self.scorer, self.module.env.id, self.module.renderer, snapshots)
+            if self.config.student is not None:
+                self.checks.append(student_check(self.config, free_memory_bytes(), usable_cores()))
         self._details["sizes"] = asdict(sizes) | {
             name: getattr(sizes, name) for name in ("buffer_bytes", "memory_bytes", "sidecar_bytes", "checkpoint_bytes")
         }
@@ -184,7 +187,8 @@ class Preflight:
             return
         best = int(np.nanargmax(table["score"]))
         clip = store.batch([int(table["clip_id"][best])], self.module.renderer)
-        clip = clip if self.frames_per_clip is None else clip.thinned(self.frames_per_clip)
+        frames_per_clip = self.config.frames_per_clip
+        clip = clip if frames_per_clip is None else clip.thinned(frames_per_clip)
         frames = clip.frames(scorer.frame_size)[0, : clip.lengths[0]]
         text = getattr(getattr(scorer, "question", None), "text", None) or getattr(scorer, "prompt", None)
         score = float(table["score"][best])

@@ -120,9 +120,7 @@ class RehearsalCLI(FitCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Builds a trainer that writes only into a folder that is thrown away."""
         config, scoring = self.config_init["fit"], self.config_init["fit"]["scoring"]
-        self._preflight = Preflight(
-            self.model, scoring.scorer, config["run_dir"], config["checkpoint"], scoring.config.frames_per_clip
-        )
+        self._preflight = Preflight(self.model, scoring.scorer, config["run_dir"], config["checkpoint"], scoring.config)
         self._rehearsal = Rehearsal(self._preflight, scoring.config)
         # The user's cache may know the answers, which would say nothing about the scorer.
         cache = None if scoring.cache is None else "memory"

@@ -87,9 +87,7 @@ class ScoringCallback(Callback):
         self._preflight = None
         if self.preflight and not pl_module.env_steps:
             checkpoint = next((other for other in trainer.callbacks if isinstance(other, ReplayCheckpoint)), None)
-            self._preflight = Preflight(
-                pl_module, self.scorer, trainer.default_root_dir, checkpoint, self.config.frames_per_clip
-            )
+            self._preflight = Preflight(pl_module, self.scorer, trainer.default_root_dir, checkpoint, self.config)
             self._preflight.require()
         if self.scorer is not None and self._service is None:
             self._start(pl_module, self.scorer)

@@ -8,6 +8,8 @@ import numpy as np
 
 from vlmrb.scoring.student.parts import Parts
 
+MEMORY_MB = 128  # MiB of inputs in each of the two queues, at most
+
 
 class AnsweredClips:
     """Two queues, of positive and of negative clips; the oldest of a full one goes first.

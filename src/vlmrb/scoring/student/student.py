@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from vlmrb.scoring.student.memory import AnsweredClips
+from vlmrb.scoring.student.memory import MEMORY_MB, AnsweredClips
 from vlmrb.scoring.student.networks import PartNetwork, make_network
 from vlmrb.scoring.student.parts import Kind, Parts, make_parts_maker, together
 
@@ -56,7 +56,7 @@ class Student:
         learning_rate: float = 1e-2,
         batch_clips: int = 64,
         memory_clips: int = 2048,
-        memory_mb: int = 128,
+        memory_mb: int = MEMORY_MB,
         seed: int = 0,
     ) -> None:
         self.kind = kind
