@@ -4,12 +4,14 @@
 
 The student takes processor time of its own, which is the share in the table, and slows the learner down where there is
 no core to spare: by the ratio of env steps per second. The ratio by the learner's own processor time leaves out what it
-waited for a core, and tells what the learner itself has to do for a student.
+waited for a core, and tells what the learner itself has to do for a student. Training begins once scorer and student
+are set up, so that runs are compared and not starts.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,19 @@ from vlmrb.scoring.student.config import StudentConfig
 
 from app import CAPACITY, LEARNING_STARTS, Fit, fit, prepare
 from common import add_json_option, paired, report
+
+
+class ReadyScoring(ScoringCallback):
+    """Lets training wait until everybody is set up."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Waits, for as long as they are allowed to take."""
+        service, deadline = pl_module.scoring, time.monotonic() + self.config.startup_timeout_s
+        while not (service.accepting and (service.desk is None or service.desk.accepting)):
+            if time.monotonic() > deadline:
+                raise SystemExit("scorer or student could not be set up: the log says why")
+            service.poll(0)
+            time.sleep(0.05)
 
 
 def main() -> None:
@@ -43,7 +58,7 @@ def main() -> None:
 
     def run(with_student: bool) -> float:
         settings: dict[str, Any] = {"student": student, "audit_share": 0.02} if with_student else {}
-        runs[with_student].append(fit(args.size, training, replay, ScoringCallback(SpritesScorer(), **settings)))
+        runs[with_student].append(fit(args.size, training, replay, ReadyScoring(SpritesScorer(), **settings)))
         return runs[with_student][-1].rate
 
     ratios = paired(lambda: run(True), lambda: run(False), args.pairs)

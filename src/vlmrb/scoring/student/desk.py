@@ -294,7 +294,7 @@ class StudentDesk:
         if self._learned is not None:
             self._backend.restore(self._learned)
         scored = self._clips.scored(len(self._clips))
-        kinds = [[row for row in scored if (row[1] > self._threshold) is positive] for positive in (False, True)]
+        kinds = [[row for row in scored if (row[1] > self._threshold) == positive] for positive in (False, True)]
         kept = sorted(row for rows in kinds for row in rows[-self._config.memory_clips :])
         self._told.clear()
         self._told.extend(Entry(b"", clip_id, 0, score=score) for clip_id, score in kept)
