@@ -69,11 +69,21 @@ def test_where_scoring_everything_gains_nothing_there_is_no_share_of_it(tmp_path
     assert texts(table, place, "gain", "shown_share") == ["−0.050 [−0.050, −0.050]", "90.0 % [90.0 %, 90.0 %]"]
 
 
-def test_without_uniform_replay_or_clips_shown_there_is_no_table(tmp_path: Path) -> None:
+def test_without_uniform_replay_or_another_scheme_there_is_no_table(tmp_path: Path) -> None:
     leave_arm(tmp_path / "a", "uniform", flat(LEVELS))
-    leave_arm(tmp_path / "a", "vlm", flat(LEVELS))
     leave_arm(tmp_path / "b", "vlm", flat(LEVELS), metrics=shown(10))
     assert [cost_table(task) for task in tasks_in(tmp_path)] == [None, None]
+
+
+def test_runs_that_do_not_say_what_they_showed_have_gains_alone(tmp_path: Path) -> None:
+    leave_arm(tmp_path, "uniform", flat(LEVELS))
+    leave_arm(tmp_path, "vlm", flat(LEVELS + 0.05))
+    (task,) = tasks_in(tmp_path)
+    table = cost_table(task)
+    assert table is not None
+    assert value(row_of(table, "scheme", "vlm"), "gain") == pytest.approx(0.05)
+    assert not {"shown", "shown_share"} & {column.key for column in table.columns}
+    assert cost_picture(task, table) is None
 
 
 def test_paired_draws_keep_the_quantities_of_a_run_together() -> None:

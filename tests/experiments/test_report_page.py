@@ -61,7 +61,8 @@ def test_page_of_the_kept_results(kept: Path) -> None:
     text = (kept / "report.md").read_text()
     titles = re.findall(r"^## (.*)", text, re.MULTILINE)
     assert titles == [
-        *("DoorKey-6, DQN", "Against uniform replay, level by level", "Against PER, level by level"),
+        *("DoorKey-6, DQN", "Gains, and what scores cost, DoorKey-6, DQN"),
+        *("Against uniform replay, level by level", "Against PER, level by level"),
         *("Priority variants", "Every run that was found", "Not run here"),
     ]
     assert "- How far scores can be relied on: [tables/reliability.csv](tables/reliability.csv)" in text
@@ -167,7 +168,7 @@ def test_report_is_the_same_each_time(kept: Path, tmp_path: Path) -> None:
 def test_every_table_is_documented(kept: Path) -> None:
     text = (ROOT / "docs" / "report.md").read_text()
     keys = {path.stem for path in (kept / "tables").iterdir()} - {"runs"}
-    assert [key for key in keys if not key.startswith("schemes_") and f"`{key}`" not in text] == []
+    assert [key for key in keys if not key.startswith(("schemes_", "cost_")) and f"`{key}`" not in text] == []
     assert [factor.key for factor in FACTORS if f"`{factor.key}`" not in text] == []
 
 

@@ -1,4 +1,4 @@
-"""What scores cost, and what they bring: clips shown to the scorer, and gains over uniform replay, paired by seed."""
+"""What schemes gain over uniform replay, paired by seed, and what their scores cost: clips shown to the scorer."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ def cost_table(task: Task) -> Table | None:
     """Sets what a task's schemes gain over uniform replay against the clips that the scorer was shown.
 
     Returns:
-        ``None`` without uniform replay, or without a scheme of which it is known how many clips it showed.
+        ``None`` without uniform replay, or without another scheme. Of runs that do not say how many clips they showed
+        only the gains.
     """
     uniform, per, full = (task.arm(kind) for kind in ("uniform", "per", "vlm"))
     arms = [arm for arm in task.arms if arm.runs]
-    if uniform is None or not any(len(arm.metric(SHOWN)) for arm in arms):
+    if uniform is None or len(arms) < 2:
         return None
     columns = [
         Column("scheme", "scheme"),
@@ -45,7 +46,7 @@ def cost_table(task: Task) -> Table | None:
         "Gains are paired by seed. What a scorer is shown: clips, parts of clips, second tries and audits "
         "included; what its cache knows is free. A run that never reaches a success counts as its whole budget."
     )
-    return Table(f"cost_{task.slug}", f"What scores cost, {task.title}", columns, rows, lead)
+    return Table(f"cost_{task.slug}", f"Gains, and what scores cost, {task.title}", columns, rows, lead)
 
 
 def _cost_row(arm: Arm, uniform: Arm, per: Arm | None, full: Arm | None) -> dict[str, Cell]:
