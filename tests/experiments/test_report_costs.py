@@ -58,6 +58,7 @@ def test_seeds_that_one_side_lacks_are_in_no_gain(tmp_path: Path) -> None:
     assert cost_picture(task, table) is None  # one share only
 
 
+@pytest.mark.filterwarnings("error")
 def test_where_scoring_everything_gains_nothing_there_is_no_share_of_it(tmp_path: Path) -> None:
     leave_arm(tmp_path, "uniform", flat(LEVELS))
     leave_arm(tmp_path, "vlm", flat(LEVELS - 0.05), metrics=shown(900))
@@ -65,6 +66,8 @@ def test_where_scoring_everything_gains_nothing_there_is_no_share_of_it(tmp_path
     (table,) = map(cost_table, tasks_in(tmp_path))
     assert table is not None
     assert math.isnan(value(row_of(table, "scheme", "tenth"), "gain_share"))
+    sometimes = paired([[1.0, 1.0, 1.0], [0.0, 0.0, 1.0]], lambda one, other: one.mean() / other.mean())
+    assert (sometimes.value, math.isnan(sometimes.low)) == (pytest.approx(3), True)  # a draw of zeros alone
     place = [row.cells["scheme"] for row in table.rows].index("vlm")
     assert texts(table, place, "gain", "shown_share") == ["−0.050 [−0.050, −0.050]", "90.0 % [90.0 %, 90.0 %]"]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -124,19 +125,20 @@ def paired(columns: Sequence[ArrayLike], statistic: Callable[..., Any]) -> Estim
     Returns:
         Without an interval if there is one run only, or where a resample gives no number; NaN without runs.
     """
-    from scipy.stats import bootstrap  # comes with rliable
+    from scipy.stats import DegenerateDataWarning, bootstrap  # comes with rliable
 
     arrays = [np.asarray(column, np.float64) for column in columns]
     runs = len(arrays[0])
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), warnings.catch_warnings():
         value = float(statistic(*arrays)) if runs else math.nan
         if runs < 2 or not math.isfinite(value):
             return Estimate(value if math.isfinite(value) else math.nan, runs=runs)
+        warnings.simplefilter("ignore", DegenerateDataWarning)  # a draw that gives no number: there is no interval
         found = bootstrap(
             arrays, statistic, paired=True, vectorized=False, n_resamples=RESAMPLES, method="percentile", rng=0
         )
-    low, high = found.confidence_interval
-    return Estimate(value, float(low), float(high), runs)
+    low, high = map(float, found.confidence_interval)
+    return Estimate(value, low, high, runs) if math.isfinite(low + high) else Estimate(value, runs=runs)
 
 
 def _ahead(ours: Values, baseline: Values) -> float:
