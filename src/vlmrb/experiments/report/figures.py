@@ -234,14 +234,16 @@ def cost_picture(task: Task, table: Table) -> Picture | None:
         axes.set_xscale("log")
         soft = (_DARK if dark else _LIGHT)["soft"]
         axes.axhline(0, color=soft, linewidth=1)
-        axes.annotate("uniform", (1, 0), xycoords=("axes fraction", "data"), color=soft, fontsize="small", va="center")
+        lines = [("uniform", 0.0, soft)]
         if isinstance(line, Number) and line.known:
             color = _color(styles[per.label], dark) if per is not None else soft
             axes.axhline(line.value, color=color, linewidth=1.2, linestyle="--")
             if not math.isnan(line.low):
                 axes.axhspan(line.low, line.high, color=color, alpha=0.1, linewidth=0)
-            place = (1, line.value)
-            axes.annotate("PER", place, xycoords=("axes fraction", "data"), color=color, fontsize="small", va="center")
+            lines.append(("PER", line.value, color))
+        beside: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center"}
+        for label, height, color in lines:
+            axes.annotate(label, (1, height), (4, 0), color=color, fontsize="small", **beside)
         for label, share, gain in points:
             color = _color(styles[label], dark)
             axes.plot([share] * 2, [gain.low, gain.high], color=color, linewidth=3, alpha=0.4, solid_capstyle="butt")
