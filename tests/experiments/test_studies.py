@@ -56,7 +56,7 @@ def test_the_papers_set_is_twelve_pairs_of_three_schemes_and_five_seeds() -> Non
 
 
 def test_schemes_of_the_small_comparison_are_those_that_have_an_overlay() -> None:
-    elsewhere = {"vlm_raw", "vlm_reward", "her"}  # small_threshold; a reward, and goals: not on these tasks
+    elsewhere = {"vlm_raw", "vlm_reward", "her"}  # in small_factors; a reward, and goals: not on these tasks
     overlays = {path.stem for path in (ROOT / "configs" / "replay").glob("*.yaml")} - elsewhere
     labels = {scheme.label for scheme in one_seed(ROOT / "studies" / "small_schemes.yaml").schemes}
     assert labels == overlays | {"shuffled"}
