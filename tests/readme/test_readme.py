@@ -66,11 +66,6 @@ def test_commands_name_known_verbs_and_files_that_exist(command: str) -> None:
         assert (ROOT / path).is_file()
 
 
-@pytest.mark.parametrize("target", sorted({link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link}))
-def test_linked_files_exist(target: str) -> None:
-    assert (ROOT / target).exists()
-
-
 @pytest.mark.slow
 def test_the_page_on_ones_own_environment_and_question_works_as_it_stands(tmp_path: Path) -> None:
     page = (ROOT / "docs/your-own-environment.md").read_text()
