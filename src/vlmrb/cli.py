@@ -76,6 +76,8 @@ def _sweep(args: list[str]) -> int:
 
 
 def _report(args: list[str]) -> int:
+    if not _asks_only(args):
+        log.info("report: loading its statistics, then reading runs")
     from vlmrb.experiments.report.command import report
 
     if args and not args[0].startswith("-"):
@@ -115,6 +117,8 @@ def _score(args: list[str]) -> int:
 
 
 def _rules(args: list[str]) -> int:
+    if args[:1] == ["propose"] and not _asks_only(args):
+        log.info("rules propose: loading, then waiting for the model's answer")
     from jsonargparse import auto_cli
 
     from vlmrb.replay.rules.verbs import fit, predicates, propose

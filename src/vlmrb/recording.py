@@ -121,7 +121,7 @@ def record(
     recording.write(folder)
     successes = cut = 0
     played = play_episodes(config, player, episodes, seed, memory_gib)
-    for number, episode in enumerate(tqdm(played, "record", episodes, unit="episode")):
+    for number, episode in enumerate(tqdm(played, "record", episodes, unit="episode", disable=None)):
         if episode.cut and not cut:
             log.warning(
                 "episode %d was cut after %s env steps: those under way take more than --memory_gib %g; a smaller "

@@ -57,7 +57,7 @@ class PrefillCallback(Callback):
         log.info("prefilled %s rows from %s", f"{len(pl_module.buffer):,}", self.folder)
         if pl_module.scoring is not None:
             clips = len(pl_module.buffer.clips.table()["clip_id"])
-            with tqdm(total=clips, desc="scoring prefilled clips", unit="clip") as bar:
+            with tqdm(total=clips, desc="scoring prefilled clips", unit="clip", disable=None) as bar:
                 for scored in score_beforehand(pl_module.scoring, SCORE_TIMEOUT_S):
                     bar.update(scored)
 
@@ -72,7 +72,8 @@ class PrefillCallback(Callback):
                     log.warning("--prefill %s: its recording was broken off; `vlmrb record` again", self.folder)
                 require_same_environment(recording.env, module.env)
             files = episode_files(self.folder)
-            for _ in tqdm(prefill_with_episodes(module.buffer, files), "prefill", len(files), unit="episode"):
+            filled = prefill_with_episodes(module.buffer, files)
+            for _ in tqdm(filled, "prefill", len(files), unit="episode", disable=None):
                 pass
         require_same_rows(module)
 
