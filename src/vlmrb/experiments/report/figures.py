@@ -74,7 +74,7 @@ def task_pictures(task: Task) -> list[Picture]:
     main = main or arms[:CROWDED]
     pictures = [_curves(task, main)]
     if len(main) > 1:
-        pictures.append(_areas(task, arms if len(arms) <= 2 * CROWDED else main))
+        pictures.append(_areas(task, arms))
     further = [arm for arm in arms if arm not in main]
     return [*pictures, _small_multiples(task, further)] if further else pictures
 
@@ -105,11 +105,12 @@ def _areas(task: Task, arms: Sequence[Arm]) -> Picture:
             _whisker(axes, place, area, arm.area(), _color(lines[arm.label], dark))
         axes.set_yticks(range(len(arms)), [arm.label for arm in arms])
         axes.set_ylim(len(arms) - 0.4, -0.6)
-        axes.set_title("success, averaged over training", loc="left")
+        axes.set_xlabel("success, averaged over training")
         axes.grid(axis="y", visible=False)
 
     caption = "Large dots: means, with their 95 % bootstrap intervals; small dots: seeds."
-    return _picture(f"areas_{task.slug}", f"Success averaged over training, {task.title}", caption, (4.3, 3.6), draw)
+    size = (4.8, max(3.6, 0.22 * len(arms) + 0.8))  # inches; a line for each scheme
+    return _picture(f"areas_{task.slug}", f"Success averaged over training, {task.title}", caption, size, draw)
 
 
 def _small_multiples(task: Task, arms: Sequence[Arm]) -> Picture:
