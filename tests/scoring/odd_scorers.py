@@ -262,6 +262,29 @@ class BusyScorer(GoodScorer):
         return {"cpu_s": self.cpu_s}
 
 
+class NicenessScorer(GoodScorer):
+    """Reports the niceness at which it was set up, and that of a thread and of a child which it has started there."""
+
+    name = "niceness"
+
+    def setup(self) -> None:
+        self.set_up = os.getpriority(os.PRIO_PROCESS, 0)
+        self.thread = threading.Thread(target=time.sleep, args=(3600,), daemon=True)
+        self.thread.start()
+        self.child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+
+    def stats(self) -> dict[str, float]:
+        thread = self.thread.native_id
+        assert thread is not None
+        nice = {
+            name: os.getpriority(os.PRIO_PROCESS, pid) for name, pid in (("thread", thread), ("child", self.child.pid))
+        }
+        return {"set_up": self.set_up, **nice}
+
+    def close(self) -> None:
+        self.child.kill()
+
+
 class SpinningScorer(GoodScorer):
     """Takes so many seconds of a processor for a batch, and sleeps as long."""
 

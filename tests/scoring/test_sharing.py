@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from odd_scorers import BusyScorer, GoodScorer, LargeScorer, MultiplyingScorer, RefusingScorer, SlowScorer
+from odd_scorers import (
+    BusyScorer,
+    GoodScorer,
+    LargeScorer,
+    MultiplyingScorer,
+    NicenessScorer,
+    RefusingScorer,
+    SlowScorer,
+)
 from replay_tools import Episodes, check_counts, make_buffer
 
 from vlmrb.scoring.backends import Answer
@@ -139,7 +147,18 @@ def test_a_duty_cycle_leaves_most_of_a_shared_gpu_to_the_learner(start: Callable
 # Priority
 
 
-def test_a_process_of_low_priority_is_nice_from_set_up_on(start: Callable[..., ProcessBackend]):
+def test_a_process_of_low_priority_is_set_up_at_the_usual_one_and_nice_with_all_its_threads_afterwards(
+    start: Callable[..., ProcessBackend],
+):
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    backend = start(NicenessScorer(), low_priority=True)
+    backend.submit(0, CLIPS)
+    (found,) = wait_for(backend.collect)
+    nice = min(own + NICENESS, 19)
+    assert found.report == {"set_up": own, "thread": nice, "child": nice}
+
+
+def test_a_process_of_low_priority_is_nice_once_set_up(start: Callable[..., ProcessBackend]):
     own = os.getpriority(os.PRIO_PROCESS, 0)
     polite, usual = start(GoodScorer(), low_priority=True), start(GoodScorer())
     assert os.getpriority(os.PRIO_PROCESS, polite.pid) == min(own + NICENESS, 19)

@@ -61,9 +61,9 @@ class ScoringConfig:
             scores on a CPU, slower training beside them (process only).
         duty_cycle: largest share of the time in which the scoring process computes, in (0, 1]; it rests after each
             batch (process only). Lower → more of a shared GPU or CPU is left to training, fewer clips/s, later scores.
-        low_priority: the scoring process gives way where training wants the same CPU cores (process only). Kernels on a
-            shared GPU are not ordered by it: CUDA's stream priorities hold within one process, and the usual stream has
-            the lowest already; ``duty_cycle`` is what bounds the scorer there.
+        low_priority: the scoring process gives way where training wants the same CPU cores, once its scorer is set up
+            (process only). Kernels on a shared GPU are not ordered by it: CUDA's stream priorities hold within one
+            process, and the usual stream has the lowest already; ``duty_cycle`` is what bounds the scorer there.
         seed: seeds the ``random`` policy and what is audited.
     """
 

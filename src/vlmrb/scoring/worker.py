@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -55,15 +56,13 @@ def main(
         parent: the learner's process id.
         log_level: the learner's, so that what a scorer says about itself is heard wherever it works.
         duty_cycle: largest share of the time spent on batches, in (0, 1]; the process rests after each.
-        low_priority: give way to whoever wants the same processor cores.
+        low_priority: give way to whoever wants the same processor cores, once the scorer is set up.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the learner decides when to stop
     guard_children((pipe_fd, mail_fd, payload_fd))
     die_with(parent)
     logging.basicConfig(format="%(levelname)s %(name)s (scoring process): %(message)s")
     logging.getLogger("vlmrb").setLevel(log_level)
-    if low_priority:
-        give_way()
     pipe = Connection(pipe_fd)
     try:
         scorer, renderer = _unpack(payload_fd)
@@ -78,6 +77,8 @@ def main(
     except Exception as error:  # foreign code
         pipe.send(("failed", describe(error)[:MAX_TEXT]))
         return 1
+    if low_priority:  # not before: on a busy machine, setting up would run into its time limit
+        give_way()
     pipe.send(("ready", None))
     rests_until = reported_s = 0.0
     while True:
@@ -108,11 +109,13 @@ def main(
 
 
 def give_way() -> None:
-    """Lowers this process's priority for the processor.
+    """Lowers the priority for the processor of this process, with all threads and children that it has started so far.
 
     Linux may share the cores out by session first, and ours is our own: the session's priority is lowered as well.
     """
-    os.nice(NICENESS)
+    niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + NICENESS, 19)
+    with suppress(PermissionError):  # one that is nicer still stays so
+        os.setpriority(os.PRIO_PGRP, 0, niceness)  # `nice` would leave out threads that are there already
     for _ in range(10):
         try:
             AUTOGROUP.write_text(str(NICENESS))
