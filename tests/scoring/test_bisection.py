@@ -174,6 +174,64 @@ def test_clips_that_are_overwritten_are_searched_no_more(by: str, asked: int, ha
     assert bisection.stats()["bisection_located"] == located
 
 
+def searched(buffer: VLMReplayBuffer, service: ScoringService, count: int) -> list[int]:
+    """Begins to search clips that are in the store; returns their ids, oldest first."""
+    assert buffer.clips is not None
+    assert service.bisection is not None
+    fill(buffer, end=0)
+    ids = buffer.clips.table()["clip_id"][:count].tolist()
+    for clip_id in ids:
+        service.bisection.begin(clip_id, 1.0)
+    return ids
+
+
+def test_windows_of_the_newest_clips_go_first() -> None:
+    buffer, service = make(EventScorer())
+    ids = searched(buffer, service, 5)
+    bisection = service.bisection
+    assert bisection is not None
+    shown = [bisection.hand_over(ticket, count) for ticket, count in enumerate([3, 4, 100])]
+    assert [clips.clip_ids.tolist() for clips in shown if clips is not None] == [
+        [ids[4], ids[4], ids[3]],
+        [ids[3], ids[2], ids[2], ids[1]],
+        [ids[1], ids[0], ids[0]],
+    ]
+
+
+def test_where_too_many_windows_wait_the_oldest_clips_are_searched_no_more() -> None:
+    buffer, service = make(EventScorer(), backend="thread", max_waiting=5)
+    try:
+        ids = searched(buffer, service, 6)
+        bisection = service.bisection
+        assert bisection is not None
+        bisection.hand_over(10_000, 1)  # a window of the newest clip
+        bisection.bound()
+        assert len(bisection) - 1 == 5
+        bisection.answered(Answer(10_000, error="raised"))
+        clips = bisection.hand_over(10_001, 100)
+        assert clips is not None
+        assert clips.clip_ids.tolist() == [ids[4], ids[4], ids[3], ids[3]]
+        assert service.stats()["bisection_dropped"] == 3
+        bisection.begin(ids[5], 1.0)
+        service.queue._max_waiting = bisection._max_waiting = 1
+        bisection.bound()  # one clip is searched in any case
+        assert bisection.hand_over(10_002, 100) is not None
+    finally:
+        service.close()
+
+
+@pytest.mark.parametrize("settings", [{}, {"budget": BudgetConfig(total=400)}])
+def test_a_scorer_that_training_waits_for_drops_windows_only_where_a_budget_lets_them_wait(
+    settings: dict[str, Any],
+) -> None:
+    buffer, service = make(EventScorer(), max_waiting=2, **settings)
+    fill(buffer)
+    service.poll(0)
+    assert service.bisection is not None
+    assert service.bisection._max_waiting == (2 if settings else None)
+    assert service.stats()["bisection_dropped"] == 0
+
+
 @both_ways
 def test_what_a_control_alone_made_positive_is_not_searched(by: str) -> None:
     buffer, service = make(EventScorer(), bisect_by=by, control=Flipped(0.5))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -36,8 +35,8 @@ class _Round:
 class Bisection:
     """Searches positive clips for the windows that made them so, down to a least length.
 
-    Clips that are overwritten meanwhile, and those of windows that the scorer fails on, are given up: their rows keep
-    equal credit.
+    The newest clips go first. Clips that are overwritten meanwhile, those of windows that the scorer fails on, and the
+    oldest of those for which there is no room are given up: their rows keep equal credit.
 
     Args:
         by: which windows the scorer is shown, see `vlmrb.scoring.windows`.
@@ -46,6 +45,7 @@ class Bisection:
         clips: where clips are kept.
         renderer: draws their snapshots.
         credit: hears which transitions made clips positive: clip ids, and ``bool[B, L − 1]``.
+        max_waiting: most windows waiting, those of the newest clip aside; ``None`` for no bound.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Bisection:
         clips: ClipStore,
         renderer: Renderer | None,
         credit: Callable[[list[int], NDArray[np.bool_]], None],
+        max_waiting: int | None = None,
     ) -> None:
         self._search = SEARCHES[by]
         self._least = least
@@ -63,11 +64,13 @@ class Bisection:
         self._clips = clips
         self._renderer = renderer
         self._credit = credit
-        self._waiting: deque[Window] = deque()
+        self._max_waiting = max_waiting
+        self._waiting: dict[int, list[Window]] = {}  # clip id → windows that have not been handed over
         self._in_flight: dict[int, list[Window]] = {}  # ticket → windows that are with the scorer
         self._rounds: dict[int, _Round] = {}  # clip id → round of its search
         self._asked = 0
         self._located = 0
+        self._dropped = 0
 
     def begin(self, clip_id: int, score: float) -> None:
         """Hears the scorer's answer for a clip in the store; positive ones are searched."""
@@ -92,19 +95,37 @@ class Bisection:
 
     def _take(self, count: int) -> list[Window]:
         found: list[Window] = []
-        while self._waiting and len(found) < count:
-            window = self._waiting.popleft()
-            if window.clip_id not in self._rounds:
+        for clip_id in sorted(self._waiting, reverse=True):
+            if len(found) == count:
+                break
+            if not self._clips.contains(clip_id):
+                self._give_up(clip_id)
                 continue
-            if self._clips.contains(window.clip_id):
-                found.append(window)
-            else:
-                self._give_up([window])
+            windows = self._waiting.pop(clip_id)
+            room = count - len(found)
+            found += windows[:room]
+            if windows[room:]:
+                self._waiting[clip_id] = windows[room:]
         return found
+
+    def bound(self) -> None:
+        """Makes room: clips whose rows are gone leave first, then the oldest ones."""
+        if self._max_waiting is None or self._windows_waiting() <= self._max_waiting:
+            return
+        for clip_id in [clip_id for clip_id in self._waiting if not self._clips.contains(clip_id)]:
+            self._give_up(clip_id)
+        for clip_id in sorted(self._waiting)[:-1]:
+            if self._windows_waiting() <= self._max_waiting:
+                return
+            self._give_up(clip_id)
+            self._dropped += 1
+
+    def _windows_waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
 
     def __len__(self) -> int:
         """Windows that wait, or are with the scorer."""
-        return len(self._waiting) + sum(map(len, self._in_flight.values()))
+        return self._windows_waiting() + sum(map(len, self._in_flight.values()))
 
     @property
     def handed_over(self) -> int:
@@ -117,7 +138,8 @@ class Bisection:
         if windows is None:
             return False
         if answer.scores is None:
-            self._give_up(windows)
+            for window in windows:
+                self._give_up(window.clip_id)
         else:
             self._note(windows, answer.scores)
         return True
@@ -146,7 +168,7 @@ class Bisection:
             self._locate(clip_id, end.value)
             return
         self._rounds[clip_id] = _Round(search, windows)
-        self._waiting.extend(windows)
+        self._waiting[clip_id] = list(windows)
 
     def _locate(self, clip_id: int, windows: Sequence[Window]) -> None:
         self._located += 1
@@ -156,10 +178,18 @@ class Bisection:
                 decisive[0, window.first : window.last] = True
             self._credit([clip_id], decisive)
 
-    def _give_up(self, windows: Sequence[Window]) -> None:
-        for window in windows:
-            self._rounds.pop(window.clip_id, None)
+    def _give_up(self, clip_id: int) -> None:
+        self._rounds.pop(clip_id, None)
+        self._waiting.pop(clip_id, None)
 
     def stats(self) -> dict[str, float]:
-        """Returns ``bisection_asked``, windows handed over, and ``bisection_located``, clips whose search has ended."""
-        return {"bisection_asked": self._asked, "bisection_located": self._located}
+        """Returns counts since the run began.
+
+        ``bisection_asked``: windows handed over; ``bisection_located``: clips whose search has ended;
+        ``bisection_dropped``: clips whose search was given up for want of room.
+        """
+        return {
+            "bisection_asked": self._asked,
+            "bisection_located": self._located,
+            "bisection_dropped": self._dropped,
+        }

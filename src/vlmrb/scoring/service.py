@@ -103,9 +103,10 @@ class ScoringService:
         self.audit = Audit(share, buffer.monitor.threshold, self.config.seed) if share else None
         self.throttle = None if bound is None else Throttle(self, bound)
         waits = self.config.backend != "sync" or self.budget is not None  # from one poll to the next
+        room = self.config.max_waiting if waits else None
         self.queue = AdmissionQueue(
             make_policy(self.config.policy, self.config.seed),
-            self.config.max_waiting if waits else None,
+            room,
             self._clips.contains,
             self._counts,
         )
@@ -124,7 +125,7 @@ class ScoringService:
             None
             if least is None
             else Bisection(
-                self.config.bisect_by, least, buffer.monitor.threshold, self._clips, renderer, buffer.write_credit
+                self.config.bisect_by, least, buffer.monitor.threshold, self._clips, renderer, buffer.write_credit, room
             )
         )
         self._next_ticket = 0
@@ -168,6 +169,8 @@ class ScoringService:
             self.desk.poll()
         if self.queue.waiting or self.bisection:
             self.queue.bound()
+            if self.bisection is not None:
+                self.bisection.bound()
             self._hand_over()
 
     def take_completed(self) -> list[int]:
