@@ -277,6 +277,24 @@ def test_a_student_that_fails_on_clips_or_dies_leaves_them_to_the_scorer() -> No
     assert stats["scored"] == stats["emitted"]
 
 
+def test_a_student_that_does_not_keep_up_is_left_the_newest_clips_and_the_scorer_those_of_the_audit() -> None:
+    desk = Desk(
+        right, min_positives=1000, scoring={"max_waiting": 40, "audit_share": 0.2, "budget": BudgetConfig(total=1)}
+    )
+    desk.student.open = False
+    ids: list[int] = []
+    for _ in range(5):
+        ids += desk.clips(24)
+        assert len(desk.desk) <= 40
+    stats = check_counts(desk.service)
+    passed_over = len(ids) - len(desk.desk)
+    assert stats["student_to_scorer"] > 5
+    assert stats["dropped"] == passed_over - stats["student_to_scorer"] > 20
+    desk.student.open = True
+    desk.turn()
+    assert sorted(desk.student.shown) == ids[-40:]
+
+
 def test_guesses_that_are_made_as_if_half_were_positive_are_corrected_by_how_many_are() -> None:
     desk = Desk(lambda clips: np.full(len(clips), 0.5, np.float32), min_positives=1000)
     desk.clips(30)

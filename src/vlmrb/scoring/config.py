@@ -42,8 +42,9 @@ class ScoringConfig:
             or could be within the budget; what is older and beyond the budget is dropped. ``None`` never waits. Lower →
             fresher scores and no rows replayed blindly, at the price of speed. At least a few times
             ``training.frames_per_batch``.
-        max_waiting: most distinct clips waiting, and most windows of positive ones (``bisect_to``), of which the newest
-            go first. Higher → more clips to choose from, older scores.
+        max_waiting: most distinct clips waiting for the scorer. At most as many wait for the student, beyond which the
+            oldest are dropped, and as many windows of positive clips (``bisect_to``), of which the newest go first.
+            Higher → more clips to choose from, older scores.
         batch_clips: most clips in one call of the scorer. Higher → more clips/s from a GPU, more memory,
             longer delay. One poll hands over at most ``max_in_flight × batch_clips``.
         frames_per_clip: most frames of a clip that the scorer is shown, evenly spaced over its real length, the first

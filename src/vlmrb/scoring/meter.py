@@ -28,7 +28,7 @@ class Counts:
         emitted: completed by the buffer.
         scored: their score was written.
         stale: all their rows were overwritten before the score came.
-        dropped: no room in the queue, or the scorer failed on them.
+        dropped: no room in the queue or at the student's desk, or the scorer failed on them.
         cache_hits: of the scored, those that the scorer was not asked about.
         positives: of the scored, those above the threshold.
         failures: *batches* that got no answer.

@@ -46,6 +46,7 @@ class StudentDesk:
         deliver: writes guesses ``float32[B]`` of clips.
         credit: hears which transitions made clips positive, ``bool[B, L − 1]``.
         at_once: wait for the student's answers, which come within `Backend.submit`.
+        max_waiting: most new clips waiting for the student; ``None`` for no bound.
 
     Attributes:
         trust: whether guesses count.
@@ -65,6 +66,7 @@ class StudentDesk:
         deliver: Callable[[list[int], NDArray[np.float32]], None],
         credit: Callable[[list[int], NDArray[np.bool_]], None],
         at_once: bool = False,
+        max_waiting: int | None = None,
     ) -> None:
         self.trust = Trust(config.min_recall, config.min_positives)
         self.sent = Sent()
@@ -79,6 +81,7 @@ class StudentDesk:
         self._deliver = deliver
         self._credit = credit
         self._at_once = at_once
+        self._max_waiting = max_waiting
         self._new: deque[Entry] = deque()
         self._told: deque[Entry] = deque(maxlen=2 * config.memory_clips)
         self._settled: deque[Entry] = deque(maxlen=config.look_again)  # guessed or passed, oldest first
@@ -135,6 +138,7 @@ class StudentDesk:
             self._backend.submit(ticket, clips)
             if self._at_once:
                 self._take(self._backend.collect())
+        self._bound()
 
     def close(self) -> None:
         """Stops the student; clips with it go back to waiting."""
@@ -197,6 +201,19 @@ class StudentDesk:
             else:
                 self._counts.stale += entry.waits
         return found
+
+    def _bound(self) -> None:
+        """Makes room: clips whose rows are gone leave first, then the oldest; audited ones go on without a guess."""
+        if self._max_waiting is None or len(self._new) <= self._max_waiting:
+            return
+        alive = self._alive(self._new, len(self._new))
+        excess = max(0, len(alive) - self._max_waiting)
+        self._new.extend(alive[excess:])
+        for entry in alive[:excess]:
+            if entry.audited:
+                self._to_scorer(entry, math.nan)
+            else:
+                self._counts.dropped += 1
 
     def _probabilities(self, answer: Answer) -> NDArray[np.float64]:
         """Corrects guesses that are made as if every second clip were positive."""

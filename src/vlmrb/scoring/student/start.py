@@ -66,5 +66,15 @@ def make_desk(
     student = StudentScorer(config.student, buffer.score_threshold, pixels, lesson)
     backend = make_backend(student, renderer, where)
     return StudentDesk(
-        config.student, backend, buffer.clips, renderer, queue, threshold, counts, deliver, buffer.write_credit, at_once
+        config.student,
+        backend,
+        buffer.clips,
+        renderer,
+        queue,
+        threshold,
+        counts,
+        deliver,
+        buffer.write_credit,
+        at_once,
+        None if at_once else config.max_waiting,
     )
