@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from vlmrb.algorithms import DQN, TrainingConfig
 from vlmrb.callbacks.scoring import ScoringCallback
 from vlmrb.envs import EnvConfig
+from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.replay.config import ReplayConfig
 from vlmrb.scoring.clips import ClipBatch
 from vlmrb.scoring.milestones import MilestonesScorer
@@ -114,6 +116,16 @@ def test_a_process_scores_beside_training_and_is_gone_afterwards(tmp_path: Path)
     assert stats["scored"] == stats["emitted"] - stats["stale"]
     assert stats["failures"] == stats["restarts"] == 0
     assert is_gone(after.pid)
+
+
+@pytest.mark.parametrize(("settings", "seed"), [({}, 9), ({"seed": 1}, 1)])
+def test_what_scoring_draws_by_chance_follows_the_runs_seed_unless_it_has_its_own(settings: dict[str, int], seed: int):
+    buffer = VLMReplayBuffer(100, batch_size=4, clip_length=4)
+    module = SimpleNamespace(buffer=buffer, renderer=None, observes_pixels=False, seed=3, env_steps=1, scoring=None)
+    callback = ScoringCallback(MilestonesScorer(), backend="sync", **settings)
+    callback.on_fit_start(SimpleNamespace(), module)
+    assert module.scoring.config.seed == seed
+    callback.close()
 
 
 def test_a_second_fit_gets_a_service_of_its_own(tmp_path: Path):

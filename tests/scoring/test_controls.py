@@ -22,6 +22,18 @@ CONTROLS = [
 ]
 
 
+@pytest.mark.parametrize("make", [Shuffled, Corrupted, Flipped])
+def test_controls_follow_the_runs_seed_unless_they_have_their_own(make):
+    def spoiled(run, **own):
+        control = make(**own)
+        control.follow(run)
+        return control.apply(stream()).tolist()
+
+    assert spoiled(5) == spoiled(0, seed=5) == spoiled(9, seed=5)
+    assert spoiled(5) != spoiled(6)
+    assert make().apply(stream()).tolist() == spoiled(0)
+
+
 def stream(count=200, seed=0):
     return np.random.default_rng(seed).random(count).astype(np.float32)
 

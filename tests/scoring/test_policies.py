@@ -183,6 +183,17 @@ def test_a_mix_shows_each_policy_its_own_descriptions_and_goes_on_where_it_was()
     assert Mix([MixPart(0.5, "random"), MixPart(0.5, "newest")]).describe(batch(np.zeros((2, 3, 4)))) is None
 
 
+def test_the_turns_of_a_mix_and_its_policies_follow_the_runs_seed_unless_they_have_their_own() -> None:
+    def order(seed: int | None, run: int, of_part: int | None = None) -> list[int]:
+        mix = Mix([MixPart(0.5, RandomOrder(of_part)), MixPart(0.5, "random")], seed)
+        mix.follow(run)
+        return mix.rank(waiting(50)).tolist()
+
+    assert order(None, 5) == order(5, 0) == order(5, 9)
+    assert order(None, 5) != order(None, 6)
+    assert order(None, 5) != order(None, 5, of_part=8) == order(5, 7, of_part=8)
+
+
 @pytest.mark.parametrize(
     ("shares", "says"),
     [

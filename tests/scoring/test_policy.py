@@ -48,6 +48,16 @@ def test_random_order_continues_from_its_saved_state():
     assert policy.rank(waiting([0] * 50)).tolist() == resumed.rank(waiting([0] * 50)).tolist()
 
 
+def test_random_order_follows_the_runs_seed_unless_it_has_its_own():
+    def order(policy: RandomOrder) -> list[int]:
+        policy.follow(5)
+        return policy.rank(waiting([0] * 50)).tolist()
+
+    expected, own = (np.random.default_rng(seed).permutation(50).tolist() for seed in (5, 2))
+    assert order(RandomOrder()) == order(RandomOrder(seed=5)) == expected
+    assert order(RandomOrder(seed=2)) == own
+
+
 @pytest.mark.parametrize("name", ["newest", "oldest", "random", "novelty", "uncertainty", "expected"])
 def test_policies_are_made_by_name(name: str):
     assert make_policy(name, seed=0).name == name

@@ -23,8 +23,11 @@ from odd_scorers import (
 from replay_tools import Episodes, about_to_be_taken, check_counts, make_buffer, priorities, scores_of
 
 from vlmrb.replay.terms import VLMTerm
+from vlmrb.scoring.audit import Audit
+from vlmrb.scoring.budget import BudgetConfig
 from vlmrb.scoring.cache import ScoreCache
-from vlmrb.scoring.controls import Shuffled
+from vlmrb.scoring.controls import Flipped, Shuffled
+from vlmrb.scoring.policy import RandomOrder
 from vlmrb.scoring.scorer import Scorer, ScorerError
 from vlmrb.scoring.service import ScoringService
 
@@ -334,11 +337,43 @@ def test_a_buffer_without_clips_is_refused_naming_the_setting():
         ("max_restarts", -1),
         ("backoff_s", -1),
         ("threads", 0),
+        ("seed", -1),
     ],
 )
 def test_an_impossible_setting_is_refused_by_its_name(setting: str, value: Any):
     with pytest.raises(ValueError, match=rf"scoring\.{setting}="):
         ScoringService(make_buffer(), GoodScorer(), **{"backend": "sync", setting: value})
+
+
+@pytest.mark.parametrize(("settings", "seeds"), [({}, (0, 1)), ({"seed": 5}, (5, 6))])
+def test_policy_audit_and_control_draw_by_the_seed(settings: dict[str, Any], seeds: tuple[int, int]):
+    buffer, episodes, control = make_buffer(), Episodes(), Flipped(0.5)
+    service = ScoringService(
+        buffer,
+        GoodScorer(),
+        policy="random",
+        audit_share=0.5,
+        control=control,
+        backend="sync",
+        budget=BudgetConfig(total=1),
+        **settings,
+    )
+    expected = Audit(0.5, 0.5, seeds[0]), RandomOrder(seeds[0]), Flipped(0.5, seeds[1])
+    for part, other in zip((service.audit, service.queue.policy, control), expected, strict=True):
+        assert part.state_dict() == other.state_dict()
+    episodes.clips(buffer, 30)
+    service.poll(0)
+    service.close()
+    resumed = ScoringService(
+        buffer, GoodScorer(), policy="random", audit_share=0.5, control=Flipped(0.5), backend="sync", seed=77
+    )
+    resumed.load_state_dict(service.state_dict())
+    for part, other in zip(
+        (service.audit, service.queue.policy, control),
+        (resumed.audit, resumed.queue.policy, resumed.control),
+        strict=True,
+    ):
+        assert part.state_dict() == other.state_dict()
 
 
 # Saving and resuming

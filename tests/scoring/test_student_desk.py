@@ -30,6 +30,7 @@ from vlmrb.scoring.service import ScoringService
 from vlmrb.scoring.student import desk as desk_module
 from vlmrb.scoring.student.config import StudentConfig
 from vlmrb.scoring.student.desk import StudentDesk
+from vlmrb.scoring.student.scorer import StudentScorer
 
 Judge = Callable[[ClipBatch], NDArray[np.float32]]
 
@@ -242,6 +243,27 @@ def test_what_it_thinks_otherwise_of_later_is_put_right() -> None:
     expected = truth(desk.buffer.clips.batch(ids)) > 0.5
     assert [score > 0.5 for score, _ in desk.written(ids)] == expected.tolist()
     assert check_counts(desk.service)["student_changed"] >= expected.sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("scoring", "student", "seed"),
+    [({}, {}, 2), ({"seed": 5}, {}, 7), ({"seed": 5}, {"seed": 1}, 1), ({}, {"seed": 0}, 0)],
+)
+def test_a_student_is_given_the_seed_of_scoring_unless_it_has_its_own(
+    scoring: dict[str, int], student: dict[str, int], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorers: list[StudentScorer] = []
+
+    def noted(scorer: StudentScorer, *others: Any) -> Backend:
+        scorers.append(scorer)
+        return make_backend(scorer, *others)
+
+    monkeypatch.setattr("vlmrb.scoring.student.start.make_backend", noted)
+    settings = scoring | {"student": StudentConfig(**student)}
+    ScoringService(make_buffer(), Oracle(), Shown(), backend="sync", **settings).close()
+    scorers[0].score(ClipBatch(np.arange(1), np.zeros((1, 4, 3)), np.array([4]), Shown()))
+    assert scorers[0]._student is not None
+    assert scorers[0]._student._seed == seed
 
 
 def test_its_share_of_the_processor_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

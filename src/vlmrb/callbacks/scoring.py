@@ -16,6 +16,8 @@ from vlmrb.scoring.service import ScoringService
 if TYPE_CHECKING:
     from vlmrb.algorithms.base import OffPolicyModule
 
+SEED = 6  # added to the run's, apart from what else draws by it
+
 
 class ScoringCallback(Callback):
     """Builds a `ScoringService` on the module's buffer and hangs it at ``module.scoring``, where training polls it.
@@ -112,7 +114,7 @@ class ScoringCallback(Callback):
             cache=self._cache,
             control=self.control,
             pixels=module.observes_pixels,
-            **vars(self.config),
+            **vars(self.config.following(module.seed + SEED)),
         )
         if self._preflight is not None:
             self._preflight.watch(self._service)

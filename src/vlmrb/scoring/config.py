@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from vlmrb.ranges import AT_LEAST_ONE, SHARE, require
+from vlmrb.ranges import AT_LEAST_ONE, NOT_NEGATIVE, SHARE, require
 from vlmrb.scoring.budget import BudgetConfig
 from vlmrb.scoring.policies.named import PolicyName
 from vlmrb.scoring.policy import SelectionPolicy
@@ -66,7 +66,9 @@ class ScoringConfig:
         low_priority: the scoring process gives way where training wants the same CPU cores, once its scorer is set up
             (process only). Kernels on a shared GPU are not ordered by it: CUDA's stream priorities hold within one
             process, and the usual stream has the lowest already; ``duty_cycle`` is what bounds the scorer there.
-        seed: seeds the ``random`` policy and what is audited.
+        seed: of all that is drawn by chance here: the ``random`` policy, what is audited, controls and the student, as
+            far as they are given none of their own. ``None`` follows the run's (``seed_everything``), and is 0 without
+            one.
     """
 
     backend: Literal["process", "thread", "sync"] = "process"
@@ -88,7 +90,7 @@ class ScoringConfig:
     threads: int | None = 1
     duty_cycle: float = 1.0
     low_priority: bool = False
-    seed: int = 0
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         """Refuses settings that cannot work, naming them."""
@@ -96,6 +98,7 @@ class ScoringConfig:
             raise ValueError(f"scoring.backend={self.backend!r} must be process, thread or sync")
         require(SHARE, "scoring", audit_share=self.audit_share)
         require(AT_LEAST_ONE, "scoring", max_delay_env_steps=self.max_delay_env_steps)
+        require(NOT_NEGATIVE, "scoring", seed=self.seed)
         for name in ("max_waiting", "batch_clips", "max_in_flight"):
             if getattr(self, name) < 1:
                 raise ValueError(f"scoring.{name}={getattr(self, name)} must be at least 1")
@@ -126,6 +129,26 @@ class ScoringConfig:
         for name in ("max_restarts", "backoff_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"scoring.{name}={getattr(self, name)} must not be negative")
+
+    def following(self, seed: int) -> ScoringConfig:
+        """Returns the settings with this seed, unless they have one."""
+        return self if self.seed is not None else replace(self, seed=seed)
+
+    @property
+    def policy_seed(self) -> int:
+        """Of policy and audit."""
+        return self.seed or 0
+
+    @property
+    def control_seed(self) -> int:
+        """Of a control that has none of its own."""
+        return self.policy_seed + 1
+
+    @property
+    def student_seed(self) -> int:
+        """Of the student."""
+        own = None if self.student is None else self.student.seed
+        return self.policy_seed + 2 if own is None else own
 
     def require_for(self, frames_per_batch: int, clip_length: int | None) -> None:
         """Refuses settings that do not go together with those of training and replay.

@@ -24,7 +24,7 @@ class Shuffled:
     Args:
         memory: how many of the latest scores to draw from, at least 2. Higher → the score is less tied to when the
             clip was made, but lags further behind the policy.
-        seed: of the control's own generator.
+        seed: of the control's own generator; ``None`` follows the run's, and is 0 without one.
 
     Raises:
         ValueError: ``memory`` is below 2, with which the scores would stay where they are.
@@ -32,12 +32,18 @@ class Shuffled:
 
     name = "shuffled"
 
-    def __init__(self, memory: int = 1000, seed: int = 0) -> None:
+    def __init__(self, memory: int = 1000, seed: int | None = None) -> None:
         if memory < 2:
             raise ValueError(f"a shuffling control needs a memory of at least 2 scores, got {memory}")
         self.memory = memory
         self._recent: deque[float] = deque(maxlen=memory)
-        self._rng = np.random.default_rng(seed)
+        self._own_seed = seed
+        self._rng = np.random.default_rng(seed or 0)
+
+    def follow(self, seed: int) -> None:
+        """Draws by the run's seed, unless it has its own."""
+        if self._own_seed is None:
+            self._rng = np.random.default_rng(seed)
 
     def apply(self, scores: NDArray[np.float32]) -> NDArray[np.float32]:
         """Exchanges the next scores of the stream.
@@ -81,7 +87,7 @@ class Corrupted:
     Args:
         kappa: probability of demoting a positive clip, in [0, 1].
         threshold: a score strictly above it is positive (method, section 2).
-        seed: of the control's own generator.
+        seed: of the control's own generator; ``None`` follows the run's, and is 0 without one.
 
     Raises:
         ValueError: ``kappa`` or ``threshold`` lies outside [0, 1].
@@ -89,18 +95,24 @@ class Corrupted:
 
     name = "corrupted"
 
-    def __init__(self, kappa: float = 0.1, threshold: float = 0.5, seed: int = 0) -> None:
+    def __init__(self, kappa: float = 0.1, threshold: float = 0.5, seed: int | None = None) -> None:
         for setting, value in (("kappa", kappa), ("threshold", threshold)):
             if not 0.0 <= value <= 1.0:
                 raise ValueError(f"{setting} of the corrupted control must lie in [0, 1], got {value}")
         self.kappa = kappa
         self.threshold = threshold
-        self._rng = np.random.default_rng(seed)
+        self._own_seed = seed
+        self._rng = np.random.default_rng(seed or 0)
         self._owed: deque[float] = deque()  # scores of demoted positives that no negative has taken over yet
         self._latest_negative = 0.0
         self._demoted = 0
         self._promoted = 0
         self._worst_debt = 0
+
+    def follow(self, seed: int) -> None:
+        """Draws by the run's seed, unless it has its own."""
+        if self._own_seed is None:
+            self._rng = np.random.default_rng(seed)
 
     def apply(self, scores: NDArray[np.float32]) -> NDArray[np.float32]:
         """Spoils the next scores of the stream.
@@ -165,7 +177,7 @@ class Flipped:
 
     Args:
         rate: probability of turning a score round, in [0, 0.5]. Higher → scores say less; at 0.5, nothing.
-        seed: of the control's own generator.
+        seed: of the control's own generator; ``None`` follows the run's, and is 0 without one.
 
     Raises:
         ValueError: ``rate`` lies outside [0, 0.5].
@@ -173,12 +185,18 @@ class Flipped:
 
     name = "flipped"
 
-    def __init__(self, rate: float = 0.1, seed: int = 0) -> None:
+    def __init__(self, rate: float = 0.1, seed: int | None = None) -> None:
         if not 0.0 <= rate <= 0.5:
             raise ValueError(f"rate of the flipped control must lie in [0, 0.5], got {rate}")
         self.rate = rate
-        self._rng = np.random.default_rng(seed)
+        self._own_seed = seed
+        self._rng = np.random.default_rng(seed or 0)
         self._turned = 0
+
+    def follow(self, seed: int) -> None:
+        """Draws by the run's seed, unless it has its own."""
+        if self._own_seed is None:
+            self._rng = np.random.default_rng(seed)
 
     def apply(self, scores: NDArray[np.float32]) -> NDArray[np.float32]:
         """Turns some of the next scores of the stream round, ``float32[B]`` in [0, 1] → ``float32[B]``."""

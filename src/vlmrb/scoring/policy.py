@@ -102,6 +102,9 @@ class SelectionPolicy(ABC):
             described: what `describe` said of them, if it said anything.
         """
 
+    def follow(self, seed: int) -> None:  # noqa: B027 — optional to override
+        """Hears the run's seed before anything else; see `FollowsSeed`."""
+
     def state_dict(self) -> dict[str, Any]:
         """Returns everything that decides future choices, as plain types."""
         return {}
@@ -134,13 +137,19 @@ class RandomOrder(SelectionPolicy):
     """Gives every waiting clip the same chance.
 
     Args:
-        seed: of the policy's own generator.
+        seed: of the policy's own generator; ``None`` follows the run's, and is 0 without one.
     """
 
     name = "random"
 
-    def __init__(self, seed: int = 0) -> None:
-        self._rng = np.random.default_rng(seed)
+    def __init__(self, seed: int | None = None) -> None:
+        self._own_seed = seed
+        self._rng = np.random.default_rng(seed or 0)
+
+    def follow(self, seed: int) -> None:
+        """Draws by the run's seed, unless it has its own."""
+        if self._own_seed is None:
+            self._rng = np.random.default_rng(seed)
 
     def rank(self, waiting: WaitingClips) -> NDArray[np.int64]:
         """Returns the clips in random order."""

@@ -137,6 +137,15 @@ class ScoreControl(Protocol):
         ...
 
 
+@runtime_checkable
+class FollowsSeed(Protocol):
+    """What draws by chance and can do so by the run's seed: a `ScoreControl` or a selection policy (optional)."""
+
+    def follow(self, seed: int) -> None:
+        """Hears the run's seed before anything else; one that was given a seed of its own keeps to that."""
+        ...
+
+
 def identity(scorer: Scorer) -> tuple[str, str]:
     """Returns a scorer's name and version, by which its scores are told from others'.
 

@@ -24,7 +24,7 @@ from vlmrb.scoring.persistence import load_service_state, service_state
 from vlmrb.scoring.policies.named import make_policy
 from vlmrb.scoring.process import make_backend
 from vlmrb.scoring.reception import Reception
-from vlmrb.scoring.scorer import ScoreControl, Scorer, ScorerError, identity, require_thinnable
+from vlmrb.scoring.scorer import FollowsSeed, ScoreControl, Scorer, ScorerError, identity, require_thinnable
 from vlmrb.scoring.student.desk import StudentDesk
 from vlmrb.scoring.student.start import make_desk
 from vlmrb.scoring.throttle import Throttle
@@ -100,12 +100,16 @@ class ScoringService:
         self._counts = self.meter.counts
         self.budget = None if self.config.budget is None else Budget(self.config.budget)
         share, bound = self.config.audit_share, self.config.max_delay_env_steps
-        self.audit = Audit(share, buffer.monitor.threshold, self.config.seed) if share else None
+        self.audit = Audit(share, buffer.monitor.threshold, self.config.policy_seed) if share else None
         self.throttle = None if bound is None else Throttle(self, bound)
         waits = self.config.backend != "sync" or self.budget is not None  # from one poll to the next
         room = self.config.max_waiting if waits else None
+        policy = make_policy(self.config.policy)
+        policy.follow(self.config.policy_seed)
+        if isinstance(control, FollowsSeed):
+            control.follow(self.config.control_seed)
         self.queue = AdmissionQueue(
-            make_policy(self.config.policy, self.config.seed),
+            policy,
             room,
             self._clips.contains,
             self._counts,

@@ -34,24 +34,35 @@ class Mix(SelectionPolicy):
 
     Args:
         parts: the policies; their shares add up to 1.
-        seed: of the turns, and of policies named ``random``.
+        seed: of the turns, and of policies named ``random``; ``None`` follows the run's, and is 0 without one.
 
     Raises:
         ValueError: a share lies outside (0, 1], or they do not add up to 1.
     """
 
-    def __init__(self, parts: list[MixPart], seed: int = 0) -> None:
+    def __init__(self, parts: list[MixPart], seed: int | None = None) -> None:
         for place, part in enumerate(parts):
             require(POSITIVE_SHARE, f"policy mix: parts[{place}]", share=part.share)
         self._shares = [part.share for part in parts]
         if not math.isclose(sum(self._shares), 1.0, abs_tol=1e-6):
             raise ValueError(f"policy mix: the shares of its parts must add up to 1, not {sum(self._shares):g}")
-        self._policies = [make_policy(part.policy, seed + place) for place, part in enumerate(parts)]
-        self._rng = np.random.default_rng([seed, len(parts)])
+        self._policies = [
+            make_policy(part.policy, None if seed is None else seed + place) for place, part in enumerate(parts)
+        ]
+        self._own_seed = seed
+        self.follow(seed or 0)
         self.reads_guesses = any(policy.reads_guesses for policy in self._policies)
         self.name = "mix of " + ", ".join(
             f"{share:g} {policy.name}" for share, policy in zip(self._shares, self._policies, strict=True)
         )
+
+    def follow(self, seed: int) -> None:
+        """Lets turns, and policies that draw by chance, follow the run's seed, unless it or they have their own."""
+        if self._own_seed is not None:
+            seed = self._own_seed
+        self._rng = np.random.default_rng([seed, len(self._policies)])
+        for place, policy in enumerate(self._policies):
+            policy.follow(seed + place)
 
     def describe(self, clips: ClipBatch) -> Sequence[tuple[Any, ...]] | None:
         """Returns what each of the policies says of B clips."""

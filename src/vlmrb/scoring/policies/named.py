@@ -12,8 +12,12 @@ from vlmrb.scoring.policy import NewestFirst, OldestFirst, RandomOrder, Selectio
 PolicyName = Literal["newest", "random", "oldest", "novelty", "uncertainty", "expected"]
 
 
-def make_policy(policy: str | SelectionPolicy, seed: int) -> SelectionPolicy:
+def make_policy(policy: str | SelectionPolicy, seed: int | None = None) -> SelectionPolicy:
     """Returns the policy of that name, or the one given.
+
+    Args:
+        policy: name or policy.
+        seed: of one that draws by chance and is named; ``None`` follows the run's.
 
     Raises:
         ValueError: no policy has that name.

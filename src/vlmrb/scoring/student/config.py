@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from vlmrb.ranges import AT_LEAST_ONE, POSITIVE, SHARE, require
+from vlmrb.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, SHARE, require
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class StudentConfig:
         corpus_scores: where ``vlmrb calibrate`` has kept what the run's scorer says of them: its folder, or a score
             cache's file.
         corpus_steps: training steps on them. Higher → a later beginning, in which clips wait for the student.
-        seed: of its weights and draws.
+        seed: of its weights and draws; ``None`` follows ``scoring.seed``, which follows the run's.
     """
 
     role: Literal["answering", "screening"] = "answering"
@@ -53,7 +53,7 @@ class StudentConfig:
     corpus: str | None = None
     corpus_scores: str | None = None
     corpus_steps: int = 500
-    seed: int = 0
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         """Refuses settings that cannot work, naming them."""
@@ -62,6 +62,7 @@ class StudentConfig:
         require(SHARE, "scoring.student", ask_from=self.ask_from, ask_to=self.ask_to, min_recall=self.min_recall)
         require(AT_LEAST_ONE, "scoring.student", min_positives=self.min_positives, memory_clips=self.memory_clips)
         require(AT_LEAST_ONE, "scoring.student", corpus_steps=self.corpus_steps)
+        require(NOT_NEGATIVE, "scoring.student", seed=self.seed)
         require(POSITIVE, "scoring.student", learning_rate=self.learning_rate, steps_per_clip=self.steps_per_clip)
         if self.look_again < 0:
             raise ValueError(f"scoring.student.look_again={self.look_again} must not be negative")

@@ -140,5 +140,5 @@ class StudentScorer(Scorer):
             soft=self._threshold is None,
             learning_rate=self._config.learning_rate,
             memory_clips=self._config.memory_clips,
-            seed=self._config.seed,
+            seed=self._config.seed or 0,
         )

@@ -63,7 +63,8 @@ def make_desk(
     threshold, at_once, lesson = buffer.monitor.threshold, config.backend == "sync", None
     if config.student.corpus is not None:
         lesson = find_lesson(config.student, scorer, renderer, config.frames_per_clip, threshold)
-    student = StudentScorer(config.student, buffer.score_threshold, pixels, lesson)
+    seed = config.student_seed
+    student = StudentScorer(replace(config.student, seed=seed), buffer.score_threshold, pixels, lesson)
     backend = make_backend(student, renderer, where)
     return StudentDesk(
         config.student,
