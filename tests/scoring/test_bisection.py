@@ -15,6 +15,7 @@ from vlmrb.replay.credit import CreditTerm
 from vlmrb.replay.terms import VLMTerm
 from vlmrb.scoring.backends import Answer
 from vlmrb.scoring.budget import BudgetConfig
+from vlmrb.scoring.cache import ScoreCache
 from vlmrb.scoring.clips import ClipBatch
 from vlmrb.scoring.controls import Flipped
 from vlmrb.scoring.scorer import Scorer
@@ -230,6 +231,82 @@ def test_a_scorer_that_training_waits_for_drops_windows_only_where_a_budget_lets
     assert service.bisection is not None
     assert service.bisection._max_waiting == (2 if settings else None)
     assert service.stats()["bisection_dropped"] == 0
+
+
+def credits(buffer: VLMReplayBuffer) -> list[list[float]]:
+    assert buffer.clips is not None
+    ids = buffer.clips.table()["clip_id"].tolist()
+    return [buffer.columns["credit"].numpy()[buffer.clips.rows_of([clip_id]).slots].tolist() for clip_id in ids]
+
+
+@both_ways
+def test_positive_clips_that_the_cache_knows_are_searched_and_equal_ones_once(by: str) -> None:
+    cache = ScoreCache()
+    first, service = make(EventScorer(), bisect_by=by, cache=cache)
+    fill(first)
+    first.end_streams()
+    service.poll(0)
+    service.poll(0)
+    again = EventScorer()
+    buffer, service = make(again, bisect_by=by, cache=cache)
+    fill(buffer)
+    buffer.end_streams()
+    service.poll(0)
+    stats = service.stats()
+    assert stats["cache_hits"] == stats["scored"] > 0
+    assert stats["bisection_located"] == stats["positives"] > 5
+    assert stats["bisection_asked"] == len(again.calls) > 0
+    assert credits(buffer) == credits(first)
+    fill(buffer)  # the same clips once more
+    buffer.end_streams()
+    service.poll(0)
+    assert service.stats()["bisection_asked"] == len(again.calls) == stats["bisection_asked"]
+    assert service.stats()["bisection_located"] == service.stats()["positives"] == 2 * stats["positives"]
+    assert check_credit(buffer, 2, by) == service.stats()["positives"]
+
+
+def test_a_resumed_run_counts_on_goes_on_searching_and_knows_what_was_found() -> None:
+    buffer, service = make(EventScorer(), cache=ScoreCache(), budget=BudgetConfig(total=10_000))
+    fill(buffer)
+    buffer.end_streams()
+    service.poll(0)
+    found = credits(buffer)
+    assert buffer.clips is not None
+    assert service.bisection is not None
+    ids = buffer.clips.table()["clip_id"][:3].tolist()
+    for clip_id in ids:
+        service.bisection.begin(clip_id, 1.0)
+    service.close()
+    state = service.state_dict()
+    resumed_buffer, resumed = make(EventScorer(), cache=ScoreCache(), budget=BudgetConfig(total=10_000))
+    resumed_buffer.load_state_dict(buffer.state_dict())
+    resumed.load_state_dict(state)
+    assert resumed.bisection is not None
+    assert resumed.bisection.stats() == service.bisection.stats()
+    assert resumed.bisection.state_dict() == service.bisection.state_dict()
+    clips = resumed.bisection.hand_over(10_000, 100)
+    assert clips is not None
+    assert sorted(set(clips.clip_ids.tolist())) == ids
+    resumed.bisection.answered(Answer(10_000, error="raised"))
+    asked = resumed.stats()["bisection_asked"]
+    fill(resumed_buffer)
+    resumed_buffer.end_streams()
+    resumed.poll(0)
+    assert resumed.stats()["bisection_asked"] == asked
+    assert credits(resumed_buffer) == 2 * found
+
+
+@pytest.mark.parametrize("change", [{"bisect_by": "beginnings"}, {"bisect_to": 3}])
+def test_what_was_found_by_other_settings_is_searched_anew(change: dict[str, Any]) -> None:
+    buffer, service = make(EventScorer(), cache=ScoreCache())
+    fill(buffer)
+    service.poll(0)
+    _, resumed = make(EventScorer(), cache=ScoreCache(), **change)
+    assert service.bisection is not None
+    assert resumed.bisection is not None
+    resumed.bisection.load_state_dict(service.bisection.state_dict())
+    assert resumed.bisection.stats() == service.bisection.stats()
+    assert not resumed.bisection.state_dict()["places"]
 
 
 @both_ways

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from vlmrb.replay.clips import ClipStore
 
 
+MAX_PLACES = 4096  # contents of which it is remembered what made them positive
+
+
 @dataclass
 class _Round:
     """What a clip's search waits for.
@@ -24,11 +28,13 @@ class _Round:
     Attributes:
         search: goes on when all is answered.
         windows: what it asks about.
+        content: of the clip, see `Bisection.begin`.
         answers: window → is it positive, as far as that is known.
     """
 
     search: Search
     windows: list[Window]
+    content: bytes | None
     answers: dict[Window, bool] = field(default_factory=dict)
 
 
@@ -36,7 +42,8 @@ class Bisection:
     """Searches positive clips for the windows that made them so, down to a least length.
 
     The newest clips go first. Clips that are overwritten meanwhile, those of windows that the scorer fails on, and the
-    oldest of those for which there is no room are given up: their rows keep equal credit.
+    oldest of those for which there is no room are given up: their rows keep equal credit. What was found in a clip
+    holds for later ones that equal it.
 
     Args:
         by: which windows the scorer is shown, see `vlmrb.scoring.windows`.
@@ -58,7 +65,7 @@ class Bisection:
         credit: Callable[[list[int], NDArray[np.bool_]], None],
         max_waiting: int | None = None,
     ) -> None:
-        self._search = SEARCHES[by]
+        self._by: Way = by
         self._least = least
         self._threshold = threshold
         self._clips = clips
@@ -68,16 +75,32 @@ class Bisection:
         self._waiting: dict[int, list[Window]] = {}  # clip id → windows that have not been handed over
         self._in_flight: dict[int, list[Window]] = {}  # ticket → windows that are with the scorer
         self._rounds: dict[int, _Round] = {}  # clip id → round of its search
+        self._places: OrderedDict[tuple[bytes, int], list[Window]] = OrderedDict()  # content, frames → decisive windows
         self._asked = 0
         self._located = 0
         self._dropped = 0
 
-    def begin(self, clip_id: int, score: float) -> None:
-        """Hears the scorer's answer for a clip in the store; positive ones are searched."""
-        if not score > self._threshold or clip_id in self._rounds:
-            return
-        frames = int(self._clips.batch([clip_id]).lengths[0])
-        self._go_on(clip_id, self._search(Window(clip_id, 0, frames - 1), self._least))
+    def begin(self, clip_id: int, score: float, content: bytes | None = None) -> None:
+        """Hears the scorer's answer for a clip in the store; positive ones are searched.
+
+        Args:
+            clip_id: the clip.
+            score: the answer, in [0, 1].
+            content: the same for clips that look the same to the scorer; ``None`` if nobody can tell.
+        """
+        if score > self._threshold and clip_id not in self._rounds:
+            self._begin(clip_id, content)
+
+    def _begin(self, clip_id: int, content: bytes | None) -> None:
+        frames = self._frames(clip_id)
+        known = None if content is None else self._places.get((content, frames))
+        if known is None:
+            self._go_on(clip_id, SEARCHES[self._by](Window(clip_id, 0, frames - 1), self._least), content)
+        else:
+            self._locate(clip_id, known)
+
+    def _frames(self, clip_id: int) -> int:
+        return int(self._clips.batch([clip_id]).lengths[0])
 
     def hand_over(self, ticket: int, count: int) -> ClipBatch | None:
         """Returns up to ``count`` windows to be scored next, as clips of L frames, padded with their last one.
@@ -144,8 +167,8 @@ class Bisection:
             self._note(windows, answer.scores)
         return True
 
-    def close(self) -> None:
-        """Ends all searches."""
+    def drop_all(self) -> None:
+        """Ends all searches: nobody will answer any more."""
         self._waiting.clear()
         self._in_flight.clear()
         self._rounds.clear()
@@ -157,18 +180,29 @@ class Bisection:
                 continue
             waits.answers[window] = score > self._threshold
             if len(waits.answers) == len(waits.windows):
-                self._go_on(window.clip_id, waits.search, [waits.answers[asked] for asked in waits.windows])
+                self._go_on(
+                    window.clip_id, waits.search, waits.content, [waits.answers[asked] for asked in waits.windows]
+                )
 
-    def _go_on(self, clip_id: int, search: Search, answers: list[bool] | None = None) -> None:
+    def _go_on(self, clip_id: int, search: Search, content: bytes | None, answers: list[bool] | None = None) -> None:
         """Has a search say what it asks about next; without answers, at first."""
         try:
             windows = next(search) if answers is None else search.send(answers)
         except StopIteration as end:
             self._rounds.pop(clip_id, None)
+            if self._clips.contains(clip_id):
+                self._remember(content, self._frames(clip_id), end.value)
             self._locate(clip_id, end.value)
             return
-        self._rounds[clip_id] = _Round(search, windows)
+        self._rounds[clip_id] = _Round(search, windows, content)
         self._waiting[clip_id] = list(windows)
+
+    def _remember(self, content: bytes | None, frames: int, windows: list[Window]) -> None:
+        if content is None:
+            return
+        self._places[content, frames] = windows
+        if len(self._places) > MAX_PLACES:
+            self._places.popitem(last=False)
 
     def _locate(self, clip_id: int, windows: Sequence[Window]) -> None:
         self._located += 1
@@ -193,3 +227,32 @@ class Bisection:
             "bisection_located": self._located,
             "bisection_dropped": self._dropped,
         }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns counts, the clips that are being searched, and what has been found, as plain types."""
+        searched = [
+            [clip_id, None if waits.content is None else waits.content.hex()] for clip_id, waits in self._rounds.items()
+        ]
+        places = [
+            [content.hex(), frames, [[window.first, window.last] for window in windows]]
+            for (content, frames), windows in self._places.items()
+        ]
+        counts = {"asked": self._asked, "located": self._located, "dropped": self._dropped}
+        return {"counts": counts, "searched": searched, "places": places, "settings": self._settings()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Counts on, begins anew with the clips that were being searched, and keeps what was found by like settings."""
+        counts = state["counts"]
+        self._asked, self._located, self._dropped = counts["asked"], counts["located"], counts["dropped"]
+        self.drop_all()
+        self._places.clear()
+        if state["settings"] == self._settings():
+            for content, frames, windows in state["places"]:
+                found = [Window(-1, first, last) for first, last in windows]
+                self._remember(bytes.fromhex(content), frames, found)
+        for clip_id, content in state["searched"]:
+            if self._clips.contains(clip_id):
+                self._begin(clip_id, None if content is None else bytes.fromhex(content))
+
+    def _settings(self) -> list[Any]:
+        return [self._by, self._least, self._threshold]

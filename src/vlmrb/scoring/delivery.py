@@ -45,10 +45,10 @@ class Delivery:
         self._meter.counts.cache_hits += len(clip_ids) - len(contents)
         return self._write(clip_ids, completed, np.repeat(scores, repeats), env_steps)
 
-    def known(self, clip_ids: list[int], scores: NDArray[np.float32], env_steps: int) -> None:
-        """Writes scores ``float32[B]`` that the cache knew of clips just completed."""
+    def known(self, clip_ids: list[int], scores: NDArray[np.float32], env_steps: int) -> dict[int, float]:
+        """Writes scores ``float32[B]`` that the cache knew of clips just completed; returns the same as `scored`."""
         self._meter.counts.cache_hits += len(clip_ids)
-        self._write(clip_ids, [env_steps] * len(clip_ids), scores, env_steps)
+        return self._write(clip_ids, [env_steps] * len(clip_ids), scores, env_steps)
 
     def guessed(self, clip_ids: list[int], guesses: NDArray[np.float32]) -> None:
         """Writes a student's guesses ``float32[B]`` of clips in the store; no control changes them, no score counts."""

@@ -10,6 +10,7 @@ import torch
 
 if TYPE_CHECKING:
     from vlmrb.scoring.audit import Audit
+    from vlmrb.scoring.bisection import Bisection
     from vlmrb.scoring.budget import Budget
     from vlmrb.scoring.service import ScoringService
     from vlmrb.scoring.throttle import Throttle
@@ -44,8 +45,13 @@ def service_state(service: ScoringService) -> dict[str, Any]:
     }
 
 
-def _optional(service: ScoringService) -> dict[str, Budget | Audit | Throttle | None]:
-    return {"budget": service.budget, "audit": service.audit, "throttle": service.throttle}
+def _optional(service: ScoringService) -> dict[str, Budget | Audit | Throttle | Bisection | None]:
+    return {
+        "budget": service.budget,
+        "audit": service.audit,
+        "throttle": service.throttle,
+        "bisection": service.bisection,
+    }
 
 
 def load_service_state(service: ScoringService, state: Mapping[str, Any]) -> None:

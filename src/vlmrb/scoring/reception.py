@@ -53,7 +53,7 @@ class Reception:
         self._frames_per_clip = frames_per_clip
         self._add = queue.add if desk is None else desk.add
 
-    def admit(self, clip_ids: Sequence[int], env_steps: int) -> tuple[list[int], NDArray[np.float32]]:
+    def admit(self, clip_ids: Sequence[int], env_steps: int) -> tuple[list[int], list[bytes], NDArray[np.float32]]:
         """Takes in clips that have just been completed and are in the store.
 
         Args:
@@ -61,7 +61,7 @@ class Reception:
             env_steps: env steps at their completion.
 
         Returns:
-            Those whose score is known, and these scores ``float32[K]``; the others wait in the queue.
+            Those whose score is known, their keys, and these scores ``float32[K]``; the others wait in the queue.
         """
         looks = self.look(clip_ids)
         if looks and looks[0][1] is not None:
@@ -70,13 +70,14 @@ class Reception:
         scores = unknown if self._cache is None else self._cache.get_many([key for key, _ in looks])
         audited = np.zeros(len(clip_ids), bool) if self._audit is None else self._audit.draw(len(clip_ids))
         known = ~np.isnan(scores)
-        rows = zip(looks, clip_ids, known.tolist(), audited.tolist(), strict=True)
-        for (key, described), clip_id, is_known, is_audited in rows:
+        each = zip(looks, clip_ids, known.tolist(), audited.tolist(), strict=True)
+        for (key, described), clip_id, is_known, is_audited in each:
             if not is_known:
                 self._add(key, clip_id, env_steps, described=described, audited=is_audited)
         if self._audit is not None:
             self._audit.scored(scores[known & audited])
-        return np.array(clip_ids, np.int64)[known].tolist(), scores[known]
+        rows = np.flatnonzero(known).tolist()
+        return [clip_ids[row] for row in rows], [looks[row][0] for row in rows], scores[known]
 
     def look(self, clip_ids: Sequence[int]) -> list[tuple[bytes, Any]]:
         """Returns the keys of clips in the store, and what the policy says of their content."""

@@ -256,8 +256,6 @@ class ScoringService:
             for content in contents:
                 self.queue.put_back(content)
         self._in_flight.clear()
-        if self.bisection is not None:
-            self.bisection.close()
         if not self._refused:
             self._failures.at_the_end(self._counts)
 
@@ -316,7 +314,10 @@ class ScoringService:
             return
         alive = [clip_id for clip_id in clip_ids if self._clips.contains(clip_id)]
         self._counts.stale += len(clip_ids) - len(alive)
-        self._delivery.known(*self.reception.admit(alive, self._env_steps), self._env_steps)
+        known, keys, scores = self.reception.admit(alive, self._env_steps)
+        written = self._delivery.known(known, scores, self._env_steps)
+        for clip_id, key, score in zip(known, keys, scores.tolist(), strict=True):
+            self._search(clip_id, key, score, written)
 
     def _hand_over(self) -> None:
         """Hands clips over, in turn with windows of positive ones where there are both."""
@@ -387,11 +388,14 @@ class ScoringService:
         written = self._delivery.scored(contents, scores, self._env_steps)
         if self.desk is not None:
             self.desk.answered(contents, written)
-        if self.bisection is not None:
-            for content, score in zip(contents, scores.tolist(), strict=True):
-                for clip_id in content.clip_ids:
-                    if clip_id in written:  # what a control alone made positive holds nothing to be found
-                        self.bisection.begin(clip_id, min(score, written[clip_id]))
+        for content, score in zip(contents, scores.tolist(), strict=True):
+            for clip_id in content.clip_ids:
+                self._search(clip_id, content.key, score, written)
+
+    def _search(self, clip_id: int, key: bytes, score: float, written: Mapping[int, float]) -> None:
+        """Has a clip searched that is positive; what a control alone made so holds nothing to be found."""
+        if self.bisection is not None and clip_id in written:
+            self.bisection.begin(clip_id, min(score, written[clip_id]), None if self.cache is None else key)
 
     def _give_up(self) -> None:
         self._given_up = True
@@ -400,4 +404,4 @@ class ScoringService:
         if self.desk is not None:
             self.desk.drop_all()
         if self.bisection is not None:
-            self.bisection.close()
+            self.bisection.drop_all()
