@@ -7,9 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from vlmrb.cli import main
+from vlmrb.fit import count_gpus_by_driver
 
 ROOT = Path(__file__).parents[1]
 SHORT = [
@@ -40,6 +42,19 @@ def content(run_dir: Path) -> dict[str, bytes]:
 def evaluated_at(run_dir: Path) -> list[int]:
     with (run_dir / "evaluations.csv").open() as file:
         return [int(row["env_step"]) for row in csv.DictReader(file)]
+
+
+def test_gpus_are_counted_without_a_search_for_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # as Lightning leaves it
+    searches = []
+    monkeypatch.setattr("torch.cuda.device_count", lambda: searches.append("NVML") or 0)
+    monkeypatch.setattr("torch.cuda._is_compiled", lambda: True)
+    monkeypatch.setattr("torch._C._cuda_getDeviceCount", lambda: 0, raising=False)
+    assert not torch.cuda.is_available()  # asked by every step of Adam
+    assert searches == ["NVML"]
+    count_gpus_by_driver()
+    assert not torch.cuda.is_available()
+    assert searches == ["NVML"]
 
 
 @pytest.mark.slow

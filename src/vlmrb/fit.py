@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from contextlib import ExitStack
 from pathlib import Path
@@ -218,9 +219,19 @@ def quieten() -> None:
         warnings.filterwarnings("ignore", message=message)
 
 
+def count_gpus_by_driver() -> None:
+    """Has PyTorch ask the CUDA driver whether there is a GPU, as every step of Adam does.
+
+    Lightning has it ask NVML, so that processes can be forked later, which is not done here. Without a GPU, NVML's
+    library is looked for in vain each time: 65 µs instead of 1, 8 % of a DQN run's time.
+    """
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
+
+
 def fit(args: list[str]) -> int:
     """Trains; returns the exit code: 0, or 143 and 130 after SIGTERM and Ctrl-C with the run saved."""
     quieten()
+    count_gpus_by_driver()
     with ExitStack() as locks:
         cli = FitCLI(
             OffPolicyModule,

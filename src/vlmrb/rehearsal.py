@@ -20,7 +20,7 @@ from vlmrb.algorithms.base import OffPolicyModule
 from vlmrb.callbacks.scoring import ScoringCallback
 from vlmrb.doctor import Check, format_table
 from vlmrb.envs import make_renderer
-from vlmrb.fit import CLI_SETTINGS, FitCLI, quieten
+from vlmrb.fit import CLI_SETTINGS, FitCLI, count_gpus_by_driver, quieten
 from vlmrb.preflight import FOLDER, Preflight, amount
 from vlmrb.scoring.config import ScoringConfig
 from vlmrb.scoring.scorer import ScorerError
@@ -203,6 +203,7 @@ def rehearse(args: list[str]) -> int:
         The exit code: 1 if the run cannot fit or its scorer gives no scores, else 0.
     """
     quieten()
+    count_gpus_by_driver()
     with ExitStack() as locks:
         cli = RehearsalCLI(OffPolicyModule, locks=locks, args=["fit", *args], **CLI_SETTINGS)
     print(format_table(cli.checks))
