@@ -20,6 +20,7 @@ from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.replay.credit import CreditTerm
 from vlmrb.replay.terms import VLMTerm
 from vlmrb.scoring import throttle
+from vlmrb.scoring.admission import Content
 from vlmrb.scoring.backends import Answer, Backend
 from vlmrb.scoring.budget import BudgetConfig
 from vlmrb.scoring.clips import ClipBatch, Renderer
@@ -358,6 +359,52 @@ def test_a_resumed_desk_has_the_same_clips_and_evidence_and_a_student_that_knows
     assert again.student.told == pytest.approx(dict(buffer.clips.scored(10_000)))
     again.score()
     assert check_counts(again.service)["waiting"] == 0
+
+
+def test_a_resumed_queue_knows_the_guesses_and_which_clips_tell_how_good_they_are() -> None:
+    desk = Desk(unsure, scoring={"policy": "uncertainty", "audit_share": 0.3})
+    desk.scorer.open = False
+    desk.clips(20)
+    buffer = make_buffer(terms=[VLMTerm(0.5)])
+    buffer.load_state_dict(desk.buffer.state_dict())
+    again = Desk(unsure, buffer=buffer, scoring={"policy": "uncertainty", "audit_share": 0.3})
+    again.service.load_state_dict(desk.service.state_dict())
+    before, after = ([vars_of(content) for content in one.service.queue.waiting.values()] for one in (desk, again))
+    assert after == before
+    assert {content["evidence"] for content in after} == {True, False}
+    assert all(0 < content["guess"] < 1 for content in after)
+
+
+def vars_of(content: Content) -> dict[str, Any]:
+    return {name: getattr(content, name) for name in Content.__slots__}
+
+
+@pytest.mark.parametrize("alive", [True, False])
+@pytest.mark.parametrize("student", [True, False])
+def test_no_clip_is_lost_in_a_run_that_is_resumed_with_a_student_or_without(student: bool, alive: bool) -> None:
+    desk = Desk(right, scoring={"audit_share": 0.2})
+    desk.trusted()
+    desk.clips(20)
+    desk.score()
+    desk.student.open = False
+    desk.buffer.extend(desk.episodes.block(30))
+    desk.service.poll(0)
+    assert len(desk.desk) > 10
+    before, state = check_counts(desk.service), desk.service.state_dict()
+    buffer = make_buffer(terms=[VLMTerm(0.5)])
+    if alive:
+        buffer.load_state_dict(desk.buffer.state_dict())
+    resumed = Desk(right, buffer=buffer).service if student else ScoringService(buffer, Oracle(), backend="sync")
+    resumed.load_state_dict(state)
+    resumed.poll(0)
+    after = resumed.stats()
+    settled = sum(after.get(f"student_{name}", 0) for name in ("guessed", "passed"))
+    assert after["emitted"] == before["emitted"] > before["student_guessed"] > 0
+    assert after["emitted"] == settled + sum(
+        after[name] for name in ("scored", "waiting", "in_flight", "stale", "dropped")
+    )
+    if alive and not student:
+        assert after["scored"] == before["scored"] + before["waiting"]
 
 
 def test_without_what_a_student_had_learned_a_checkpoint_is_of_an_earlier_version_and_teaches_it_again() -> None:

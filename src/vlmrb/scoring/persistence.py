@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,8 @@ def service_state(service: ScoringService) -> dict[str, Any]:
         "scorer": service._identity,
         "waiting": torch.tensor(rows, dtype=torch.int64).reshape(-1, 3),  # clip id, completed at, attempts
         "audited": [clip_id for content in contents for clip_id in content.audited],
+        "guesses": [content.guess for content in contents for _ in content.clip_ids],
+        "evidence": [content.evidence for content in contents for _ in content.clip_ids],
         "meter": service.meter.state_dict(),
         "policy": {"name": policy.name, "state": policy.state_dict()},
         "control": None if control is None else {"name": control.name, "state": control.state_dict()},
@@ -81,13 +84,22 @@ def load_service_state(service: ScoringService, state: Mapping[str, Any]) -> Non
     for optional, keeper in _optional(service).items():  # what was not set then begins anew
         if keeper is not None and state.get(optional) is not None:
             keeper.load_state_dict(state[optional])
-    if service.desk is not None and state.get("student") is not None:
-        service.desk.load_state_dict(state["student"], service.reception.look)
-    rows, audited = state["waiting"].tolist(), set(state.get("audited", ()))
+    audited = set(state.get("audited", ()))
+    waiting = state["waiting"].tolist()
+    guesses = state.get("guesses", [math.nan] * len(waiting))  # absent from states of earlier versions; so is the next
+    evidence = state.get("evidence", [False] * len(waiting))
+    rows = [(*row, guess, known) for row, guess, known in zip(waiting, guesses, evidence, strict=True)]
+    if (student := state.get("student")) is not None:
+        if service.desk is not None:
+            service.desk.load_state_dict(student, service.reception.look)
+        else:  # nobody goes on for it: what it has not looked at is the scorer's now, what it has settled is given up
+            rows += [(clip_id, completed, 0, math.nan, False) for clip_id, completed, _ in student["waiting"]]
+            audited |= {clip_id for clip_id, _, drawn in student["waiting"] if drawn}
+            service.meter.counts.dropped += student["sent"]["guessed"] + student["sent"]["passed"]
     for start in range(0, len(rows), LOAD_CLIPS):
         part = rows[start : start + LOAD_CLIPS]
         alive = [row for row in part if service._clips.contains(row[0])]
         service.meter.counts.stale += len(part) - len(alive)
         looks = service.reception.look([row[0] for row in alive])
-        for (key, described), (clip_id, completed, attempts) in zip(looks, alive, strict=True):
-            service.queue.add(key, clip_id, completed, attempts, described, clip_id in audited)
+        for (key, described), (clip_id, completed, attempts, guess, known) in zip(looks, alive, strict=True):
+            service.queue.add(key, clip_id, completed, attempts, described, clip_id in audited, guess, known)

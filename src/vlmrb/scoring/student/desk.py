@@ -349,6 +349,7 @@ class StudentDesk:
         self.sent = Sent(**state["sent"])
         for name, target in (("waiting", self._new), ("settled", self._settled)):
             alive = [row for row in state[name] if self._clips.contains(row[0])]
+            self._counts.stale += len(state[name]) - len(alive) if name == "waiting" else 0
             for row, (key, described) in zip(alive, look([row[0] for row in alive]), strict=True):
                 audited = bool(row[2]) if len(row) > 2 else False
                 target.append(Entry(key, row[0], row[1], described, audited, again=name == "settled"))
