@@ -134,17 +134,34 @@ def test_windows_are_counted_by_the_budget(by: str) -> None:
 
 
 @pytest.mark.parametrize(("by", "fails_on"), [("halves", 5), ("beginnings", 8)])
-def test_a_window_that_the_scorer_fails_on_ends_the_search_in_its_clip(by: str, fails_on: int) -> None:
+def test_a_window_that_the_scorer_fails_on_ends_the_search_in_its_clip(
+    by: str, fails_on: int, caplog: pytest.LogCaptureFixture
+) -> None:
     buffer, service = make(EventScorer(fails_on=fails_on), bisect_by=by, batch_clips=1)
     fill(buffer)
     for _ in range(3):
         service.poll(0)
     stats = service.stats()
     assert stats["failures"] > 0
+    assert any("raised RuntimeError: cannot" in record.message for record in caplog.records)
     assert stats["bisection_located"] < stats["positives"]
     assert not service.bisection
     assert stats["scored"] + stats["dropped"] == stats["emitted"]  # whole clips of that length fail as well
     assert len(buffer) > (buffer.columns["credit"].numpy() == 0).sum() > 0  # other clips have been located
+
+
+def test_that_the_scorer_fails_on_windows_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    buffer, service = make(EventScorer(fails_on=9), bisect_by="beginnings", length=17, batch_clips=1)
+    fill(buffer, end=0)  # whole clips have 17 frames
+    service.poll(0)
+    stats = service.stats()
+    assert stats["failures"] == stats["positives"] > 1
+    assert stats["scored"] == stats["emitted"]
+    said = [record.message for record in caplog.records if record.name == "vlmrb.scoring.failures"]
+    assert len(said) == 1
+    assert (
+        "scores for windows of positive clips (it raised RuntimeError: cannot); these clips are searched no" in said[0]
+    )
 
 
 def test_a_scorer_that_is_given_up_ends_all_searches() -> None:

@@ -282,12 +282,17 @@ def test_its_share_of_the_processor_is_measured(monkeypatch: pytest.MonkeyPatch)
     assert check_counts(desk.service)["student_cpu_share"] == pytest.approx(1.0 / 20)
 
 
-def test_a_student_that_fails_on_clips_or_dies_leaves_them_to_the_scorer() -> None:
+def test_a_student_that_fails_on_clips_or_dies_leaves_them_to_the_scorer(caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk(right, min_positives=1000)
-    desk.buffer.extend(desk.episodes.block(9))
-    desk.service.poll(0)
-    desk.student.answer(good=False)
-    desk.turn()
+    for _ in range(2):
+        desk.buffer.extend(desk.episodes.block(9))
+        desk.service.poll(0)
+        desk.student.answer(good=False)
+        desk.turn()
+    said = [record.message for record in caplog.records if "student" in record.message]
+    assert len(said) == 1
+    assert "scorer 'student' gave no guesses for" in said[0]
+    assert "(it raised); those that waited for one go to the scorer. Said once" in said[0]
     desk.score()
     assert check_counts(desk.service)["scored"] == desk.buffer.stats()["clips_emitted"] > 0
     desk.buffer.extend(desk.episodes.block(9))

@@ -26,13 +26,25 @@ class FailureLog:
 
     def unanswered(self, found: Answer, clips: int) -> None:
         """Warns of a batch of ``clips`` clips without an answer; the counter ``failures`` tells how often."""
+        then = f"a clip is tried {MAX_ATTEMPTS} times, then left unscored. Said once, counted in `failures`"
+        self._say(found, f"scores for {clips} clips", then)
+
+    def windows_unanswered(self, found: Answer) -> None:
+        """Warns of a batch of windows of positive clips without an answer."""
+        then = "these clips are searched no more and keep equal credit. Said once, counted in `failures`"
+        self._say(found, "scores for windows of positive clips", then)
+
+    def unguessed(self, found: Answer, clips: int) -> None:
+        """Warns of a batch of ``clips`` clips of which a student has made no guesses."""
+        self._say(found, f"guesses for {clips} clips", "those that waited for one go to the scorer. Said once")
+
+    def _say(self, found: Answer, what: str, then: str) -> None:
         if found.error in self._reported or len(self._reported) >= MAX_REPORTS:
             return
         self._reported.add(found.error)
+        why = found.error if found.fatal else f"it {found.error}"
         logger.warning(
-            "scorer %r gave no scores for %d clips (it %s); a clip is tried %d times, then left unscored. Said once, "
-            "counted in `failures`.%s",
-            *(self._scorer, clips, found.error, MAX_ATTEMPTS, found.detail and "\n" + found.detail),
+            "scorer %r gave no %s (%s); %s.%s", self._scorer, what, why, then, found.detail and "\n" + found.detail
         )
 
     def given_up(self, why: str) -> None:

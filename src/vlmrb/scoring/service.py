@@ -353,7 +353,10 @@ class ScoringService:
         broken = ""
         for found in answers:
             if self.bisection is not None and self.bisection.answered(found):
-                self._counts.failures += found.scores is None
+                if found.scores is None:
+                    self._counts.failures += 1
+                    if not found.fatal:
+                        self._failures.windows_unanswered(found)
                 broken = broken or (found.error if found.fatal else "")
                 continue
             contents, handed_over = self._in_flight.pop(found.ticket)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from vlmrb.scoring.admission import AdmissionQueue, Content
 from vlmrb.scoring.backends import Answer, Backend
 from vlmrb.scoring.clips import Renderer
+from vlmrb.scoring.failures import FailureLog
 from vlmrb.scoring.meter import Counts
 from vlmrb.scoring.student.config import StudentConfig
 from vlmrb.scoring.student.entries import Entry, Sent, Where
@@ -93,6 +94,7 @@ class StudentDesk:
         self._begun = time.monotonic()
         self._cpu_s = 0.0
         self._given_up = False
+        self._failures = FailureLog("student")
 
     def __len__(self) -> int:
         """Clips that are with the student, those that are looked at again left out."""
@@ -175,6 +177,7 @@ class StudentDesk:
             self.answers += 1
             self._cpu_s += answer.cpu_s
             if answer.scores is None:
+                self._failures.unguessed(answer, len(entries))
                 self._unguessed(entries)
             else:
                 self._report = answer.report
