@@ -14,7 +14,10 @@ from replay_tools import Episodes, check_counts, make_buffer
 
 from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.scoring import throttle as throttle_module
+from vlmrb.scoring.admission import AdmissionQueue
 from vlmrb.scoring.budget import BudgetConfig
+from vlmrb.scoring.meter import Counts
+from vlmrb.scoring.policy import NewestFirst
 from vlmrb.scoring.scorer import Scorer
 from vlmrb.scoring.service import ScoringService
 
@@ -104,6 +107,23 @@ def test_what_lies_beyond_the_budget_is_dropped_at_the_bound_and_not_waited_for(
     assert stats["budget_share"] == pytest.approx(1.0, abs=0.05)
     assert stats["throttled_s"] < 0.2
     assert max(world.service.meter._delays) <= BOUND + 16
+
+
+def test_later_clips_that_look_the_same_are_not_dropped_with_one_that_is_overdue() -> None:
+    counts = Counts()
+    queue = AdmissionQueue(NewestFirst(), None, lambda clip_id: True, counts)
+    for clip_id, (key, completed) in enumerate([(b"a", 10), (b"b", 10), (b"a", 30), (b"c", 40), (b"a", 5), (b"b", 11)]):
+        queue.add(key, clip_id, completed)
+    (handed_over,) = queue.choose(1)
+    assert handed_over.key == b"c"
+    queue.drop_overdue(before=30)
+    assert [(content.key, content.clip_ids, content.completed) for content in queue.waiting.values()] == [
+        (b"a", [2], [30])
+    ]
+    assert counts.dropped == 4
+    assert len(queue) == 2
+    assert queue.overdue(30) == []
+    assert [content.key for content in queue.overdue(31)] == [b"a"]
 
 
 def test_within_the_budget_a_slow_scorer_is_waited_for() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,12 @@ class AdmissionQueue:
 
     def overdue(self, before: int) -> list[Content]:
         """Returns the entries not settled, those handed over included, with a clip completed before that env step."""
-        return [content for content in self._known.values() if content.completed[0] < before]
+        return [content for content in self._known.values() if any(step < before for step in content.completed)]
+
+    def drop_overdue(self, before: int) -> None:
+        """Drops the clips that wait and were completed before that env step; later ones like them go on waiting."""
+        for content in list(self.waiting.values()):
+            self._counts.dropped += self._keep(content, [step >= before for step in content.completed])
 
     def bound(self) -> None:
         """Makes room: clips whose rows are gone leave first, then the policy's last choices."""
@@ -152,14 +158,16 @@ class AdmissionQueue:
 
     def _prune(self, contents: Iterable[Content]) -> None:
         for content in contents:
-            alive = [self._alive(clip_id) for clip_id in content.clip_ids]
-            if all(alive):
-                continue
-            self._counts.stale += alive.count(False)
-            content.clip_ids = [clip_id for clip_id, lives in zip(content.clip_ids, alive, strict=True) if lives]
-            content.completed = [step for step, lives in zip(content.completed, alive, strict=True) if lives]
+            self._counts.stale += self._keep(content, [self._alive(clip_id) for clip_id in content.clip_ids])
+
+    def _keep(self, content: Content, kept: list[bool]) -> int:
+        """Keeps some clips of an entry, and the entry if any are left; returns how many went."""
+        if not all(kept):
+            content.clip_ids = list(compress(content.clip_ids, kept))
+            content.completed = list(compress(content.completed, kept))
             if not content.clip_ids:
                 self.settle(content)
+        return kept.count(False)
 
     def _rank(self, contents: list[Content]) -> NDArray[np.int64]:
         order = self.policy.rank(

@@ -195,9 +195,7 @@ class ScoringService:
 
     def drop_waiting(self, before: int) -> None:
         """Drops what waits for the scorer, was not handed to it, and was completed before that env step."""
-        for content in self.queue.overdue(before):
-            if content.key in self.queue.waiting:
-                self.queue.drop(content)
+        self.queue.drop_overdue(before)
 
     @property
     def accepting(self) -> bool:
