@@ -122,6 +122,22 @@ def test_in_a_thread_clips_and_windows_take_turns(by: str) -> None:
         service.close()
 
 
+def test_one_batch_at_a_time_clips_and_windows_take_turns_as_well() -> None:
+    scorer = EventScorer()
+    buffer, service = make(scorer, backend="thread", batch_clips=1, max_in_flight=1)
+    try:
+        fill(buffer, end=0)  # clips of 16 frames, which no window has
+        assert service.drain(30)
+        is_clip = [frames == LENGTH for frames in scorer.calls]
+        last_clip = len(is_clip) - is_clip[::-1].index(True)
+        assert not any(
+            not (one or other) for one, other in zip(is_clip[:last_clip], is_clip[1:last_clip], strict=False)
+        )
+        assert is_clip.count(False) > 20
+    finally:
+        service.close()
+
+
 @both_ways
 def test_windows_are_counted_by_the_budget(by: str) -> None:
     scorer = EventScorer()

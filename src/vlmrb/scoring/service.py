@@ -133,6 +133,7 @@ class ScoringService:
             )
         )
         self._next_ticket = 0
+        self._searched_last = False  # windows were handed over last
         self._env_steps = 0
         self._given_up = False
         self.closed = False
@@ -325,15 +326,17 @@ class ScoringService:
             if self.budget is not None:
                 allowed = min(allowed, self.budget.available)
             clips = None
-            if self.bisection is not None and allowed and not (searching and self.queue.waiting):
+            if self.bisection is not None and allowed and not (self._searched_last and self.queue.waiting):
                 clips = self.bisection.hand_over(self._next_ticket, allowed)
             if clips is not None:
                 searching += 1
+                self._searched_last = True
                 clips = self.reception.thinned(clips)
             else:
                 contents = self.queue.choose(allowed) if allowed else []
                 if not contents:
                     break  # nothing more is allowed, or no clip that waited has rows any more
+                self._searched_last = False
                 self._in_flight[self._next_ticket] = (contents, time.monotonic())
                 clips = self.reception.shown([content.clip_ids[-1] for content in contents])
             self._counts.shown += len(clips)
