@@ -166,6 +166,19 @@ def test_a_clip_in_which_nothing_changes_is_no_positive() -> None:
     assert guess.transitions.shape == (2, LENGTH - 1)
 
 
+@pytest.mark.parametrize("kind", list(WORLDS))
+def test_told_of_clips_in_which_nothing_changes_it_learns_nothing_until_there_are_others(kind: Kind) -> None:
+    seen, positive = WORLDS[kind](200, np.random.default_rng(0))
+    student = Student(kind, batch_clips=8)
+    student.remember(np.repeat(seen[:2, :1], LENGTH, 1), np.array([0.9, 0.1], np.float32))
+    student.learn(3)
+    assert student.steps == 0
+    student.remember(seen, positive.astype(np.float32))
+    student.learn(3)
+    assert student.steps == 3
+    assert math.isfinite(student.loss)
+
+
 def test_pixels_are_scaled_down_by_whole_blocks() -> None:
     seen = np.zeros((1, 2, 70, 64, 3), np.uint8)
     seen[0, 1, :3, :3] = 90

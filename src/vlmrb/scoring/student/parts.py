@@ -72,6 +72,8 @@ def unique_rows(rows: NDArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     Returns:
         The places of the distinct rows, ``int64[U]``, and for each row its place among them, ``int64[K]``.
     """
+    if not len(rows):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
     flat = np.ascontiguousarray(rows).reshape(len(rows), -1)
     keys = flat.view(np.dtype((np.void, flat.shape[1] * flat.itemsize))).reshape(-1)
     _, places, inverse = np.unique(keys, return_index=True, return_inverse=True)
@@ -158,8 +160,6 @@ def kind_of(shape: Sequence[int], dtype: np.dtype, pixels: bool) -> Kind:
 
 
 def _distinct(inputs: NDArray, clip: NDArray[np.int64], step: NDArray[np.int64]) -> Parts:
-    if not len(inputs):
-        return Parts(inputs, np.zeros(0, np.int64), clip, step)
     places, which = unique_rows(inputs)
     return Parts(inputs[places], which, clip, step)
 

@@ -97,7 +97,10 @@ class Student:
             return
         for _ in range(steps):
             drawn, targets = self.memory.draw(self._batch_clips, self._rng)
-            logits = self._transitions(together(drawn), len(drawn)).amax(1)
+            parts = together(drawn)
+            if not len(parts.which):  # nothing changes in any of them, so there is nothing to judge
+                continue
+            logits = self._transitions(parts, len(drawn)).amax(1)
             loss = binary_cross_entropy_with_logits(logits, torch.tensor(targets))
             self._optimizer.zero_grad()
             loss.backward()
