@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from odd_scorers import GoodScorer, Trouble, TroubledScorer
+from odd_scorers import GoodScorer, GreyRenderer, Trouble, TroubledScorer
 from replay_tools import Episodes, check_counts, make_buffer
 
 from vlmrb.replay.buffer import VLMReplayBuffer
@@ -18,6 +18,7 @@ from vlmrb.scoring.beforehand import score_beforehand
 from vlmrb.scoring.budget import Budget, BudgetConfig, allowed
 from vlmrb.scoring.cache import ScoreCache
 from vlmrb.scoring.service import ScoringService
+from vlmrb.scoring.student.config import StudentConfig
 
 
 class Reference:
@@ -229,6 +230,30 @@ def test_draining_does_not_wait_for_what_is_not_allowed() -> None:
     assert not service.drain(3600)
     service.close()
     assert check_counts(service)["scored"] == 3
+
+
+def test_draining_waits_for_a_student_that_needs_no_budget() -> None:
+    buffer = make_buffer()
+    settings = {"budget": BudgetConfig(clips_per_env_step=0.1), "student": StudentConfig(), "backend": "thread"}
+    service = ScoringService(buffer, GoodScorer(), GreyRenderer(), **settings)
+    Episodes().clips(buffer, 10)
+    assert not service.drain(60)
+    service.close()
+    stats = service.stats()
+    assert stats["student_waiting"] == 0
+    assert stats["student_to_scorer"] == stats["waiting"] == stats["emitted"]
+
+
+def test_clips_are_taken_in_some_at_a_time_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    service, episodes = make_service(budget=BudgetConfig(clips_per_env_step=0.1, initial_burst=9), max_waiting=20)
+    sizes = []
+    look = service.reception.look
+    monkeypatch.setattr(service.reception, "look", lambda ids: sizes.append(len(ids)) or look(ids))
+    monkeypatch.setattr(service_module, "ADMIT_CLIPS", 25)
+    episodes.clips(buffer_of(service), 100)
+    assert sum(score_beforehand(service, 3600)) == 0
+    assert sum(sizes) == service.stats()["emitted"]
+    assert max(sizes) == 25
 
 
 def test_prefilled_clips_are_scored_within_the_budget(caplog: pytest.LogCaptureFixture) -> None:

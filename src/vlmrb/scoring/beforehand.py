@@ -32,7 +32,8 @@ def score_beforehand(service: ScoringService, timeout_s: float) -> Iterator[int]
         ids = completed[start : start + part]
         service.admit(ids)
         if not service.drain(timeout_s):
-            why = "is slow" if service.stats()["in_flight"] else "has no budget left"
+            spent = service.budget is not None and not service.budget.available
+            why = "has no budget left" if spent and not service.stats()["in_flight"] else "is slow"
             logger.warning("scorer %r %s: training starts before all clips are scored", service.scorer.name, why)
             service.admit(completed[start + part :])
             service.queue.bound()

@@ -167,9 +167,7 @@ class ScoringService:
         self._take(self._backend.collect())
         if self._backend.dead and not self._given_up:
             self._give_up()
-        completed = self.take_completed()
-        for start in range(0, len(completed), ADMIT_CLIPS):
-            self.admit(completed[start : start + ADMIT_CLIPS])
+        self.admit(self.take_completed())
         if self.desk is not None:
             self.desk.poll()
         if self.queue.waiting or self.bisection:
@@ -238,7 +236,8 @@ class ScoringService:
             self.poll(self._env_steps)
             if not (self.queue or self.desk or self.bisection):
                 return True
-            spent = self.budget is not None and not self.budget.available and not self._in_flight
+            busy = self._in_flight or self.desk or (self.bisection is not None and self.bisection.handed_over)
+            spent = self.budget is not None and not self.budget.available and not busy
             if spent or time.monotonic() >= deadline or self.closed:
                 return False
             time.sleep(0.002)
@@ -307,6 +306,10 @@ class ScoringService:
 
     def admit(self, clip_ids: Sequence[int]) -> None:
         """Takes in clips that have just been completed, stale ones too; the queue may grow beyond its size."""
+        for start in range(0, len(clip_ids), ADMIT_CLIPS):
+            self._admit(clip_ids[start : start + ADMIT_CLIPS])
+
+    def _admit(self, clip_ids: Sequence[int]) -> None:
         self._counts.emitted += len(clip_ids)
         if self._given_up:
             self._counts.dropped += len(clip_ids)
