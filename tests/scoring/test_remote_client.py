@@ -9,11 +9,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from servers import Reply, Scripted, free_port
 
+from vlmrb.scoring import remote
+from vlmrb.scoring.clips import ClipBatch
+from vlmrb.scoring.remote import RemoteScorer
 from vlmrb.serving.client import Client, RefusedError, RemoteError
+from vlmrb.serving.wire import Identity
 
 KEY = "VLMRB_TEST_KEY"
 QUICK = {"timeout_s": 1.0, "backoff_s": 0.02, "breaker_s": 0.2}
@@ -134,6 +140,25 @@ def test_an_answer_that_trickles_in_takes_no_longer_than_an_attempt_may():
         with pytest.raises(RemoteError, match=r"without end .*within 0\.3 s"):
             ask(client, deadline_s=0.0)
         assert time.monotonic() - began < 3.0  # a thousand bytes would take 20 s
+
+
+def test_the_parts_of_a_batch_that_is_too_large_share_its_deadline(monkeypatch):
+    scorer = RemoteScorer("http://127.0.0.1:1", deadline_s=10, timeout_s=5)
+    scorer._identity = Identity("far", "1", "", "snapshots", None)
+    scorer._max_bytes = 1
+    clock = SimpleNamespace(now=100.0)
+    allowed = []
+
+    def ask(path, read, *, deadline_s, **options):
+        allowed.append(deadline_s)
+        clock.now += 4.0
+        return np.full(1, 0.5, np.float32), {}
+
+    monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(scorer._client, "ask", ask)
+    clips = ClipBatch(np.arange(4), np.zeros((4, 3, 2), np.uint8), np.full(4, 3))
+    assert len(scorer.score(clips)) == 4
+    assert allowed == [10, 6, 2, 0]
 
 
 def test_servers_take_turns():

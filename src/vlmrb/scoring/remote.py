@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from importlib.util import find_spec
 
 import numpy as np
@@ -135,17 +136,20 @@ class RemoteScorer(Scorer):
         Raises:
             RemoteError: no usable answer within ``deadline_s``.
         """
+        return self._score(clips, time.monotonic() + self._deadline_s)
+
+    def _score(self, clips: ClipBatch, deadline: float) -> NDArray[np.float32]:
         identity = self._known()
         message = pack(clips, identity)
         if len(message) > self._max_bytes and len(clips) > 1:
             halves = np.array_split(np.arange(len(clips)), 2)
-            return np.concatenate([self.score(clips.select(rows)) for rows in halves])
+            return np.concatenate([self._score(clips.select(rows), deadline) for rows in halves])
         scores, self._served_stats = self._client.ask(
             "/score",
             lambda content: read_answer(content, identity, len(clips)),
             body=message,
             content_type=MEDIA_TYPE,
-            deadline_s=self._deadline_s,
+            deadline_s=max(0.0, deadline - time.monotonic()),
         )
         return scores
 

@@ -199,7 +199,7 @@ class Client:
             pause = min(self._backoff_s * 2 ** (rounds - 1), MAX_BACKOFF_S) * self._jitter.uniform(0.5, 1.0)
             back = min(server.rests_until for server in self._servers) - time.monotonic()
             if time.monotonic() + max(pause, back) >= deadline:
-                raise RemoteError(f"{self._troubles()} (gave up after {deadline_s:g} s)")
+                raise RemoteError(f"{self._troubles()} (gave up after {deadline_s:.3g} s)")
             time.sleep(max(pause, back))
 
     def close(self) -> None:
