@@ -322,6 +322,27 @@ def test_ctrl_c_in_the_terminal_does_not_reach_the_process(start: Callable[..., 
     assert ask(backend, make_clips(2)).scores is not None
 
 
+@pytest.mark.parametrize(("failures", "lives"), [(1, True), (9, False)])
+def test_a_process_that_cannot_be_started_again_costs_a_restart(
+    start: Callable[..., ProcessBackend], monkeypatch: pytest.MonkeyPatch, failures: int, lives: bool
+):
+    backend = start(GoodScorer(), backoff_s=0.0, max_restarts=2)
+    ready(backend)
+    real, left = subprocess.Popen, [OSError(12, "Cannot allocate memory")] * failures
+
+    def popen(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if left:
+            raise left.pop()
+        return real(*args, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    os.kill(backend.pid, signal.SIGKILL)
+    wait_for(lambda: backend.collect() or backend.dead or (backend.restarts and backend.accepting))
+    assert bool(backend.dead) is not lives
+    assert ("could not be started (Cannot allocate memory)" in backend.dead) is not lives
+    assert backend.restarts == 2
+
+
 def test_no_process_is_started_while_the_killed_one_may_still_hold_the_gpu(
     start: Callable[..., ProcessBackend], monkeypatch: pytest.MonkeyPatch
 ):

@@ -132,7 +132,10 @@ class ProcessBackend(Backend):
             self._dying = [process for process in self._dying if process.poll() is None]
             if time.monotonic() >= self._clock and not self._dying:  # it may still hold the GPU
                 self.restarts += 1
-                self._start()
+                try:
+                    self._start()
+                except OSError as error:  # no memory or no file descriptors are left, which may pass
+                    return self._lose(f"could not be started ({error.strerror})")
             return []
         answers: list[Answer] = []
         while self._state in ("starting", "ready") and self._poller.poll(0):
@@ -177,14 +180,14 @@ class ProcessBackend(Backend):
             environment |= dict.fromkeys(THREAD_VARIABLES, str(self._config.threads))
         # A session of its own: a Ctrl-C in the terminal does not reach it, and it can be killed with whatever it
         # started.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "vlmrb.scoring.worker", *arguments],
-            pass_fds=fds,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        theirs.close()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "vlmrb.scoring.worker", *arguments],
+                pass_fds=fds,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         self._finalizer = weakref.finalize(
             self, _kill, self._process, KILL_WAIT_S
         )  # also at exit, should nobody call close
