@@ -97,9 +97,9 @@ def load_service_state(service: ScoringService, state: Mapping[str, Any]) -> Non
             audited |= {clip_id for clip_id, _, drawn in student["waiting"] if drawn}
             service.meter.counts.dropped += student["sent"]["guessed"] + student["sent"]["passed"]
     for start in range(0, len(rows), LOAD_CLIPS):
-        part = rows[start : start + LOAD_CLIPS]
-        alive = [row for row in part if service._clips.contains(row[0])]
-        service.meter.counts.stale += len(part) - len(alive)
+        batch = rows[start : start + LOAD_CLIPS]
+        alive = [row for row in batch if service._clips.contains(row[0])]
+        service.meter.counts.stale += len(batch) - len(alive)
         looks = service.reception.look([row[0] for row in alive])
         for (key, described), (clip_id, completed, attempts, guess, known) in zip(looks, alive, strict=True):
             service.queue.add(key, clip_id, completed, attempts, described, clip_id in audited, guess, known)
