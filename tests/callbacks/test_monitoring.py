@@ -28,6 +28,7 @@ from vlmrb.envs import EnvConfig, make_renderer
 from vlmrb.loggers import AppendingCSVLogger
 from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.replay.config import ReplayConfig, VLMConfig
+from vlmrb.replay.schemes import ScoreRewardConfig
 from vlmrb.replay.terms import VLMTerm
 from vlmrb.scoring.budget import BudgetConfig
 from vlmrb.scoring.clips import ClipBatch
@@ -323,6 +324,26 @@ def test_a_scorer_that_tells_clips_apart_and_raw_scores_are_no_matter(
     raw = ReplayConfig(capacity=2048, batch_size=32, clip_length=12, vlm=VLMConfig(threshold=None))
     train(tmp_path / "raw", replay=raw, scorer=ConstantScorer(0.9))
     assert "replay.vlm.threshold" not in caplog.text
+
+
+@pytest.mark.parametrize(("threshold", "told"), [(0.8, True), (None, False)])
+def test_of_scores_as_rewards_the_threshold_of_rewards_is_named(
+    threshold: float | None, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    replay = ReplayConfig(lam_max=0.0, vlm=None, score_reward=ScoreRewardConfig(threshold=threshold))
+    module: Any = SimpleNamespace(replay=replay, scoring=SimpleNamespace(scorer=ConstantScorer(0.9)))
+    callback = MonitoringCallback()
+    for _ in range(2):
+        callback._warn_of_one_sided_answers(module, answers=300, positives=300, episodes={"episodes": 0})
+    said = [
+        record.getMessage() for record in caplog.records if "finds nearly everything positive" in record.getMessage()
+    ]
+    assert len(said) == told
+    for line in said:
+        assert (
+            "scored above replay.score_reward.threshold=0.8. This tells nothing apart, and all clips are paid" in line
+        )
+        assert "Raise replay.score_reward.threshold, or take another scorer" in line
 
 
 def test_loss_that_is_no_number_is_shown_and_an_absent_one_is_not(

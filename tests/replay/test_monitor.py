@@ -9,6 +9,7 @@ import pytest
 from counting import Pipeline, World, collect
 
 from vlmrb.replay.buffer import VLMReplayBuffer
+from vlmrb.replay.score_reward import ScoreRewardTransform
 from vlmrb.replay.terms import TDTerm, VLMTerm
 
 WORLD = World(9)
@@ -78,6 +79,21 @@ def test_a_row_counts_as_what_it_was_when_it_was_drawn():
     report = buffer.replay_frequencies()
     assert report["frequency/vlm_positive"] == 0.0
     assert report["share/vlm_positive"] > 0.8
+
+
+@pytest.mark.parametrize(
+    ("terms", "threshold", "in_force"),
+    [([], 0.7, 0.7), ([VLMTerm(threshold=None)], 0.7, 0.7), ([VLMTerm(0.3)], 0.7, 0.3), ([], None, 0.5)],
+)
+def test_clips_are_positive_by_the_threshold_that_the_scheme_uses(terms, threshold, in_force):
+    buffer = make(terms=terms, lam=0.5 * bool(terms), score_reward=ScoreRewardTransform(1.0, "shaped", threshold))
+    for block in collect(4, 5, WORLD, 6):
+        buffer.extend(block)
+    ids = buffer.clips.table()["clip_id"].tolist()
+    scores = np.linspace(0.0, 1.0, len(ids), dtype=np.float32)
+    buffer.write_scores(ids, scores)
+    score = buffer.columns["score"].numpy()[: len(buffer)]
+    assert buffer.replay_frequencies()["share/vlm_positive"] == np.mean(score > in_force)
 
 
 def test_shares_are_averaged_over_the_interval():

@@ -230,18 +230,21 @@ class MonitoringCallback(Callback):
         self, module: OffPolicyModule, answers: int, positives: int, episodes: Mapping[str, float]
     ) -> None:
         assert module.scoring is not None
-        vlm, scorer = module.replay.vlm, module.scoring.scorer
-        if vlm is None or vlm.threshold is None:  # raw scores need not be on both sides of anything
+        scorer, in_force = module.scoring.scorer, module.replay.threshold_in_force
+        if in_force is None:  # raw scores need not be on both sides of anything
             return
         found = self._one_sided.look(answers, positives, int(episodes["episodes"]), episodes.get("success", 0.0))
         if found is None:
             return
         asks = getattr(scorer, "question", None) or getattr(scorer, "prompt", None)
+        setting, threshold = in_force
+        pays = setting == "replay.score_reward.threshold"
         log.warning(
-            "scorer %r %s scored above replay.vlm.threshold=%g. This tells nothing apart, and replay is as good as "
-            "uniform. %s replay.vlm.threshold, or %s; `vlmrb calibrate` judges both on labelled clips, see "
-            "docs/calibration.md (said once)",
-            *(scorer.name, found, vlm.threshold, "Raise" if positives else "Lower"),
+            "scorer %r %s scored above %s=%g. This tells nothing apart, and %s. %s %s, or %s; `vlmrb calibrate` judges "
+            "both on labelled clips, see docs/calibration.md (said once)",
+            *(scorer.name, found, setting, threshold),
+            "all clips are paid alike" if pays else "replay is as good as uniform",
+            *("Raise" if positives else "Lower", setting),
             "change scoring.scorer.prompt" if asks else "take another scorer",
         )
 

@@ -158,8 +158,12 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         if hindsight is not None:  # comes last: under another goal a row has the reward of that goal alone
             hindsight.attach(capacity, self._next_observation)
             self.append_transform(hindsight)
-        thresholds = [term.threshold for term in terms if isinstance(term, VLMTerm) and term.threshold is not None]
-        self.monitor = SampleMonitor(self._priorities.columns.arrays, threshold=thresholds[0] if thresholds else 0.5)
+        readers = [
+            *(term for term in terms if isinstance(term, VLMTerm)),
+            *([] if score_reward is None else [score_reward]),
+        ]
+        in_force = [reader.threshold for reader in readers if reader.threshold is not None]
+        self.monitor = SampleMonitor(self._priorities.columns.arrays, threshold=in_force[0] if in_force else 0.5)
 
     # Writing rows
 

@@ -209,6 +209,18 @@ class ReplayConfig:
         """Whether the scheme reads |δ|."""
         return self.td is not None or self.rank is not None or self.ero is not None
 
+    @property
+    def threshold_in_force(self) -> tuple[str, float] | None:
+        """The setting by which clips are told positive or not, and its τ; ``None`` where scores are read as they are.
+
+        That of priorities goes before that of rewards.
+        """
+        if self.vlm is not None and self.vlm.threshold is not None:
+            return "replay.vlm.threshold", self.vlm.threshold
+        if self.score_reward is not None and self.score_reward.threshold is not None:
+            return "replay.score_reward.threshold", self.score_reward.threshold
+        return None
+
     def terms(self, seed: int = 0) -> list[PriorityTerm]:
         """Returns the priority terms that are switched on; ``seed`` is of those that draw by chance."""
         terms: list[PriorityTerm] = []
