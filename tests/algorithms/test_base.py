@@ -14,9 +14,10 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from vlmrb.algorithms import DQN, IQN, SAC, TD3, OffPolicyModule, TrainingConfig
 from vlmrb.algorithms.actor_critic import ActorCritic
 from vlmrb.callbacks.scoring import ScoringCallback
-from vlmrb.envs import EnvConfig
+from vlmrb.envs import EnvConfig, make_env
 from vlmrb.evaluation import evaluate
-from vlmrb.replay.config import ReplayConfig, TDConfig
+from vlmrb.replay.build import build_buffer
+from vlmrb.replay.config import AgeConfig, ReplayConfig, TDConfig
 from vlmrb.scoring.constant import ConstantScorer
 
 ENV = EnvConfig("MiniGrid-DoorKey-5x5-v0", num_envs=4)
@@ -69,6 +70,20 @@ def test_nothing_is_learnt_before_learning_starts(tmp_path: Path) -> None:
     fit(tmp_path, module, After(lambda m: counts.append(m.grad_steps)))
     assert counts[:4] == [0, 0, 0, 0]
     assert counts[4] == 4
+
+
+def test_a_buffer_that_begins_anew_in_a_resumed_run_counts_ages_by_the_runs_clock() -> None:
+    replay = replace(UNIFORM, lam_max=1.0, age=AgeConfig(0.01))  # τ is 10 env steps
+    module = DQN(ENV, training(total_env_steps=10_000), replay)
+    module.buffer = build_buffer(replay, gamma=0.99, total_env_steps=10_000)
+    module.env_steps = 5_000  # as loaded from a checkpoint without its side-car
+    module.on_train_start()
+    for rows in make_env(ENV).rollout(6).split(1, dim=1):
+        module.training_step(rows, 0)
+    born = module.buffer.columns["env_step"][:24].reshape(6, 4)
+    assert born.tolist() == [[5_000 + 4 * (t + 1)] * 4 for t in range(6)]
+    priorities = module.buffer._sampler.priorities(24)
+    assert priorities[4:] / priorities[:-4] == pytest.approx(math.exp(0.4))
 
 
 def test_target_network_is_copied_at_its_interval_and_stays_in_between(tmp_path: Path) -> None:

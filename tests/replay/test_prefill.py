@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from tests.replay.counting import Pipeline, World, check_rows, collect
 
+from vlmrb.callbacks.prefill import PrefillCallback
 from vlmrb.replay.buffer import VLMReplayBuffer
 from vlmrb.replay.prefill import prefill_with_buffer, prefill_with_episodes, read_episode, write_episode
 from vlmrb.replay.rank import RankTerm
@@ -124,6 +126,15 @@ def test_a_buffer_without_clips_takes_the_rows_of_one_with_clips_but_not_the_oth
     Pipeline(uniform, WORLD, num_envs=3, blocks=8).run()
     with pytest.raises(ValueError, match="filled with replay.clip_length=None, and this run has 5"):
         prefill_with_buffer(_buffer(), uniform.state_dict())
+
+
+def test_a_resumed_run_is_not_filled_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _episodes(tmp_path)
+    module: Any = SimpleNamespace(env_steps=100, buffer=_buffer(), scoring=None)
+    with caplog.at_level("INFO", logger="vlmrb"):
+        PrefillCallback(str(tmp_path)).on_train_start(SimpleNamespace(), module)
+    assert len(module.buffer) == 0
+    assert "a run that is resumed goes on with the rows that it has" in caplog.text
 
 
 def test_a_file_that_is_no_episode_is_named(tmp_path: Path) -> None:

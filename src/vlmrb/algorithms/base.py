@@ -398,6 +398,7 @@ class OffPolicyModule(LightningModule, ABC):
             self.buffer.end_streams()  # the environments could not go on where they were: new episodes begin
         if self.env_steps and not len(self.buffer):
             self.resumed_without_replay = True
+            self.buffer.set_env_steps(self.env_steps)  # rows are as old as they are by the run's clock, not a new one
             self._due = 0.0
             self._learning_from = self.env_steps + max(self.training_config.learning_starts, self.replay.batch_size)
         if self._rng_to_restore is not None:

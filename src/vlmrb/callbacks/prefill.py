@@ -45,11 +45,14 @@ class PrefillCallback(Callback):
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Fills the buffer, and has its clips scored.
+        """Fills the buffer, and has its clips scored; of a resumed run, which has rows of its own, leaves it as it is.
 
         Raises:
             ValueError: what is in the folder does not fit this run.
         """
+        if pl_module.env_steps:
+            log.info("not prefilled from %s: a run that is resumed goes on with the rows that it has", self.folder)
+            return
         try:
             self._fill(pl_module)
         except ValueError as error:
