@@ -280,8 +280,7 @@ def test_interrupted_run_reports_what_an_uninterrupted_one_does(run: tuple[Path,
         train(tmp_path, checkpoint, FailAt(2560))
     assert [row["step"] for row in read(tmp_path)] == [1024, 2048]
     train(tmp_path, ReplayCheckpoint(every_n_env_steps=10_000), resume=True)
-    # A window's loss is the mean over the gradient steps since the run was taken up.
-    assert read(tmp_path, "train/loss") == read(run[0], "train/loss")
+    assert read(tmp_path) == read(run[0])
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [event.step for event in events.Scalars("replay/size")] == [1024, 2048, 3072, 3328]
 

@@ -206,6 +206,7 @@ def test_a_loaded_buffer_gives_the_same_goals(tmp_path: Path) -> None:
             if number >= saved_after:
                 other.extend(block)
                 assert (other.sample() == drawn).all()
+        assert other.gauges() == one.gauges() != {}  # shares of the whole window, what was drawn before saving included
 
 
 def test_it_has_a_generator_of_its_own() -> None:

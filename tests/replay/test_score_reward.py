@@ -112,6 +112,7 @@ def test_a_score_of_exactly_the_threshold_is_not_above_it(score: float, worth: f
 def test_a_loaded_buffer_pays_the_same(mode: str) -> None:
     one, other = make(mode), make(mode)
     Pipeline(one, WORLD, delay=1).run(30)
+    one.sample()
     other.load_state_dict(one.state_dict())
     for buffer in (one, other):
         buffer.end_streams()
@@ -121,6 +122,7 @@ def test_a_loaded_buffer_pays_the_same(mode: str) -> None:
         assert (one.sample() == other.sample()).all()
         for buffer in (one, other):
             buffer.extend(block)
+    assert other.gauges() == one.gauges() != {}  # the mean of the whole window, what was drawn before saving included
 
 
 def test_a_buffer_with_other_rewards_is_not_resumed() -> None:

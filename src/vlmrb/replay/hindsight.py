@@ -134,13 +134,18 @@ class HindsightTransform(Transform):
         self.index.clear()
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Returns index and generator as tensors and numbers."""
-        return {"index": self.index.state_dict(), "generator": self._generator.get_state()}
+        """Returns index, generator, and what `gauges` has yet to report, as tensors and numbers."""
+        return {
+            "index": self.index.state_dict(),
+            "generator": self._generator.get_state(),
+            "window": [self._rows, self._relabelled, self._reached],
+        }
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         """Restores `get_extra_state`."""
         self.index.load_state_dict(state["index"])
         self._generator.set_state(state["generator"])
+        self._rows, self._relabelled, self._reached = state.get("window", (0, 0, 0))  # not kept by earlier versions
 
     def __repr__(self) -> str:
         return f"HindsightTransform({self.goals!r}, share={self.share}, strategy={self.strategy.value!r})"

@@ -39,6 +39,7 @@ def buffer_state(buffer: VLMReplayBuffer) -> dict[str, Any]:
         "generator": buffer._rng.get_state(),
         "selector": None if buffer.selector is None else buffer.selector.state_dict(),
         "hindsight": None if buffer.hindsight is None else buffer.hindsight.get_extra_state(),
+        "score_reward": None if buffer.score_reward is None else buffer.score_reward.get_extra_state(),
         **buffer._priorities.state_dict(size),  # columns, known, terms, written, stale
     }
 
@@ -65,6 +66,8 @@ def load_buffer_state(buffer: VLMReplayBuffer, state: Mapping[str, Any]) -> None
         buffer.selector.load_state_dict(state["selector"])
     if buffer.hindsight is not None:
         buffer.hindsight.set_extra_state(state["hindsight"])
+    if buffer.score_reward is not None and state.get("score_reward") is not None:  # not kept by earlier versions
+        buffer.score_reward.set_extra_state(state["score_reward"])
     buffer.env_steps = state["env_steps"]
     buffer._rng.set_state(state["generator"])
 

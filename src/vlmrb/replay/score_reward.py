@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +87,14 @@ class ScoreRewardTransform(Transform):
         mean = {"score_bonus": self._sum / self._rows} if self._rows else {}
         self._sum, self._rows = 0.0, 0
         return mean
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Returns what `gauges` has yet to report, as numbers."""
+        return {"sum": self._sum, "rows": self._rows}
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Restores `get_extra_state`."""
+        self._sum, self._rows = state["sum"], state["rows"]
 
     def __repr__(self) -> str:
         return f"ScoreRewardTransform(weight={self.weight}, mode={self.mode!r}, threshold={self.threshold})"
