@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from vlmrb.envs.doorkey import DoorKeySimulator
 from vlmrb.envs.doorkey_expert import DoorKeyExpert
-from vlmrb.envs.grid import DOOR, EMPTY, GOAL, KEY, OPEN, WALL, GridLayout
+from vlmrb.envs.grid import AGENT, DOOR, EMPTY, GOAL, KEY, OPEN, WALL, GridLayout
 from vlmrb.replay.rules.doorkey import FAMILY, GridStates
 from vlmrb.replay.rules.schema import read_rules
 
@@ -88,7 +88,8 @@ class Truth:
         )
 
     def near(self, to: tuple[int, int] | None) -> float:
-        return min(1.0, 1 - (self.distance(to) - 1) / (2 * (len(self.kinds) - 3)))
+        longest = 2 * (len(self.kinds) - 3)  # from corner to corner inside the walls
+        return min(1.0, (longest - self.distance(to)) / (longest - 1))
 
 
 EXPECTED: dict[str, Any] = {
@@ -140,6 +141,21 @@ def test_it_says_what_the_state_says(name: str, play: tuple[Play, list[tuple[Tru
     expected = [float(EXPECTED[name](s, t)) for s, t in truths]
     assert found == pytest.approx(expected)
     assert 0 < np.mean(expected) < 1  # both are seen
+
+
+@pytest.mark.parametrize(("name", "kind"), [("near_key", KEY), ("near_goal", GOAL)])
+@pytest.mark.parametrize(
+    ("at", "nearness"), [((1, 1), 0.0), ((2, 1), 0.2), ((3, 3), 0.8), ((3, 4), 1.0), ((4, 3), 1.0)]
+)
+def test_nearness_goes_from_0_in_the_opposite_corner_to_1_one_step_away(
+    name: str, kind: int, at: tuple[int, int], nearness: float
+) -> None:
+    grid = np.zeros((1, 6, 6, 3), np.uint8)
+    grid[..., 0] = WALL
+    grid[:, 1:5, 1:5, 0] = EMPTY
+    grid[0, 4, 4, 0], grid[0, *at, 0] = kind, AGENT
+    states = GridStates(grid)
+    assert FAMILY.truth(name, states, np.zeros(1, np.int64), states) == pytest.approx([nearness])
 
 
 @pytest.mark.parametrize("file", HAND_WRITTEN)

@@ -54,7 +54,9 @@ class GridStates:
             )
         self._cells = observation
         self._rows = np.arange(len(observation))
-        self.farthest = max(sum(observation.shape[1:3]) - 6, 1)  # between two cells inside the border walls
+        self.farthest = max(
+            sum(observation.shape[1:3]) - 6, 2
+        )  # steps between opposite corners inside the border walls
 
     def _find(self, kind: int) -> Things:
         kinds = self._cells[..., 0].reshape(len(self._cells), -1)
@@ -199,19 +201,19 @@ def facing_goal(s: GridStates, a: NDArray, s2: GridStates) -> Truth:
 
 @FAMILY.predicate
 def near_key(s: GridStates, a: NDArray, s2: GridStates) -> NDArray[np.float64]:
-    """How near the agent is to the lying key in s: 1 beside it, falling to 0 in the opposite corner; 0 once carried."""
+    """How near the agent is to the lying key in s: 1 one step away, 0 from corner to corner; 0 while it is carried."""
     return s.key.shows * _nearness(s, s.key)
 
 
 @FAMILY.predicate
 def near_door(s: GridStates, a: NDArray, s2: GridStates) -> NDArray[np.float64]:
-    """How near the agent is to the door in s: 1 beside or in it, falling to 0 with the number of steps."""
+    """How near the agent is to the door in s: 1 in it or one step away, less with each step more, as for the goal."""
     return _nearness(s, s.door)
 
 
 @FAMILY.predicate
 def near_goal(s: GridStates, a: NDArray, s2: GridStates) -> NDArray[np.float64]:
-    """How near the agent is to the goal in s: 1 beside it, falling to 0 in the opposite corner."""
+    """How near the agent is to the goal in s: 1 on it or one step away, falling to 0 in the opposite corner."""
     return _nearness(s, s.goal)
 
 
@@ -304,4 +306,4 @@ def approaches_goal(s: GridStates, a: NDArray, s2: GridStates) -> Truth:
 
 def _nearness(s: GridStates, things: Things) -> NDArray[np.float64]:
     """Returns 1 within one step, falling linearly to 0 at the longest way inside the walls, ``float64[K]``."""
-    return np.clip(1 - (s.distance(things) - 1) / s.farthest, 0, 1)
+    return np.clip(1 - (s.distance(things) - 1) / (s.farthest - 1), 0, 1)
