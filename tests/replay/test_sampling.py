@@ -199,6 +199,15 @@ def test_the_first_and_the_last_row_can_be_drawn_whatever_the_size(capacity):
         assert (buffer.sample()["index"] == slot).all()
 
 
+@pytest.mark.parametrize("stratified", [False, True])
+def test_a_batch_has_no_more_prioritised_draws_than_rows(stratified, monkeypatch):
+    sampler = MixtureSampler(64, lam=1.0, stratified=stratified)
+    sampler.set_priorities(np.arange(64), np.ones(64))
+    largest = 1 - 2**-53  # what the generator can give: 128 and that much are 129 in float64
+    monkeypatch.setattr(sampler, "_uniform", lambda count: np.full(count, largest))
+    assert len(sampler.draw(64, 128)) == sampler.last_prioritized == 128
+
+
 def test_rows_not_written_yet_are_never_drawn():
     buffer = VLMReplayBuffer(1000, batch_size=32, terms=[TDTerm()], lam=0.5, n_steps=3)
     for block in collect(4, 5, World(7), 3):

@@ -196,7 +196,7 @@ class MixtureSampler(PrioritizedSampler):
             self.fallbacks += 1
             return 0
         wanted = self.effective_lam(batch_size) * batch_size
-        return int(wanted + rounding)
+        return min(int(wanted + rounding), batch_size)  # floating point may round B + 0.99… up to B + 1
 
     def effective_lam(self, batch_size: int) -> float:
         """Returns λ after the fall-back and the cap, for batches of ``batch_size``."""
