@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,11 +24,13 @@ from vlmrb.algorithms import DQN, TrainingConfig
 from vlmrb.callbacks.scoring import ScoringCallback
 from vlmrb.envs import EnvConfig
 from vlmrb.replay.buffer import VLMReplayBuffer
-from vlmrb.replay.config import ReplayConfig
+from vlmrb.replay.config import ReplayConfig, VLMConfig
+from vlmrb.replay.schemes import ScoreRewardConfig
 from vlmrb.scoring.clips import ClipBatch
+from vlmrb.scoring.controls import Corrupted, Shuffled
 from vlmrb.scoring.milestones import MilestonesScorer
 from vlmrb.scoring.policy import RandomOrder
-from vlmrb.scoring.scorer import Scorer, ScorerError
+from vlmrb.scoring.scorer import ScoreControl, Scorer, ScorerError
 from vlmrb.scoring.sprites import SpritesScorer
 
 UNIFORM = {"vlm": None, "lam_max": 0.0}
@@ -169,6 +172,29 @@ def test_a_scorer_that_calls_exit_does_not_end_the_run_which_says_at_its_end_tha
 def test_a_scheme_that_reads_scores_is_refused_without_a_scorer(tmp_path: Path):
     with pytest.raises(ValueError, match=r"replay\.vlm and .* read clip scores, but scoring\.scorer is not set"):
         fit(tmp_path, ScoringCallback())
+
+
+@pytest.mark.parametrize(
+    ("replay", "setting"),
+    [
+        ({"vlm": VLMConfig(0.7)}, "replay.vlm.threshold"),
+        ({**UNIFORM, "score_reward": ScoreRewardConfig(threshold=0.7)}, "replay.score_reward.threshold"),
+    ],
+)
+def test_a_control_of_another_threshold_than_replays_is_refused(replay: dict[str, Any], setting: str):
+    def set_up(control: ScoreControl | None, **replay: Any) -> None:
+        module = SimpleNamespace(training_config=TrainingConfig(), replay=ReplayConfig(**replay), needs_scores=True)
+        ScoringCallback(MilestonesScorer(), control).setup(SimpleNamespace(), module, "fit")
+
+    says = (
+        rf"^scoring\.control\.threshold=0\.5 differs from {re.escape(setting)}=0\.7: .*'corrupted' .*"
+        r"set --scoring\.control\.init_args\.threshold 0\.7$"
+    )
+    with pytest.raises(ValueError, match=says):
+        set_up(Corrupted(), **replay)
+    set_up(Corrupted(threshold=0.7), **replay)
+    set_up(Shuffled(), **replay)  # has none
+    set_up(Corrupted(), vlm=VLMConfig(threshold=None))  # raw scores are not above or below anything
 
 
 def test_a_scheme_that_reads_no_scores_runs_without_a_scorer(tmp_path: Path):

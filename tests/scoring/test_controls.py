@@ -156,6 +156,11 @@ def test_corrupted_by_hand():
     assert control.stats() == {"demoted": 2, "promoted": 2, "debt": 0, "worst_debt": 2}
 
 
+def test_a_score_of_exactly_the_threshold_is_no_positive_to_corrupt():
+    scores = np.array([0.9, 0.1, 0.1], np.float32)  # 0.1 is above 0.1 as float32
+    assert Corrupted(1.0, threshold=0.1).apply(scores).tolist() == np.array([0.0, 0.9, 0.1], np.float32).tolist()
+
+
 def test_corrupted_without_a_negative_so_far_demotes_to_zero():
     assert Corrupted(1.0).apply(np.array([0.9], np.float32)).tolist() == [0.0]
 

@@ -15,6 +15,7 @@ from vlmrb.scoring.service import ScoringService
 
 if TYPE_CHECKING:
     from vlmrb.algorithms.base import OffPolicyModule
+    from vlmrb.replay.config import ReplayConfig
 
 SEED = 6  # added to the run's, apart from what else draws by it
 
@@ -59,10 +60,12 @@ class ScoringCallback(Callback):
         """Refuses a replay scheme that waits for scores which nobody gives, and settings that do not go together.
 
         Raises:
-            ValueError: the scheme reads scores, and there is no scorer; or see `ScoringConfig.require_for`.
+            ValueError: the scheme reads scores, and there is no scorer; the control calls other clips positive than the
+                scheme does; or see `ScoringConfig.require_for`.
         """
         if stage == "fit":
             self.config.require_for(pl_module.training_config.frames_per_batch, pl_module.replay.clip_length)
+            self._require_one_threshold(pl_module.replay)
         located = self.config.student is not None or self.config.bisect_to is not None
         if stage == "fit" and pl_module.replay.credit is not None and not located:
             raise ValueError(
@@ -79,6 +82,16 @@ class ScoringCallback(Callback):
                 "replay.vlm and replay.score_reward read clip scores, but scoring.scorer is not set: name a scorer, or "
                 "set both to null"
             )
+
+    def _require_one_threshold(self, replay: ReplayConfig) -> None:
+        ours, theirs = getattr(self.control, "threshold", None), replay.threshold_in_force
+        if self.control is None or ours is None or theirs is None or ours == theirs[1]:
+            return
+        setting, threshold = theirs
+        raise ValueError(
+            f"scoring.control.threshold={ours} differs from {setting}={threshold}: the control {self.control.name!r} "
+            f"would tell other clips positive than replay does; set --scoring.control.init_args.threshold {threshold}"
+        )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Builds the service: the module's own `setup`, which makes the buffer, comes after a callback's.

@@ -86,7 +86,7 @@ class Corrupted:
 
     Args:
         kappa: probability of demoting a positive clip, in [0, 1].
-        threshold: a score strictly above it is positive (method, section 2).
+        threshold: a score strictly above it is positive (method, section 2); the same as replay's, where that has one.
         seed: of the control's own generator; ``None`` follows the run's, and is 0 without one.
 
     Raises:
@@ -101,6 +101,8 @@ class Corrupted:
                 raise ValueError(f"{setting} of the corrupted control must lie in [0, 1], got {value}")
         self.kappa = kappa
         self.threshold = threshold
+        # Scores are float32: compared with the float32 neighbour of τ, a score of exactly τ is not above it.
+        self._positive_above = float(np.float32(threshold))
         self._own_seed = seed
         self._rng = np.random.default_rng(seed or 0)
         self._owed: deque[float] = deque()  # scores of demoted positives that no negative has taken over yet
@@ -126,7 +128,7 @@ class Corrupted:
         spoiled = np.array(scores)
         # A number is drawn for negatives as well: which positives fall then depends on their place in the stream alone.
         for row, (score, draw) in enumerate(zip(scores.tolist(), self._rng.random(len(scores)).tolist(), strict=True)):
-            if score > self.threshold:
+            if score > self._positive_above:
                 if draw < self.kappa:
                     self._owed.append(score)
                     self._demoted += 1

@@ -112,7 +112,8 @@ class Scorer(ABC):
 class ScoreControl(Protocol):
     """Changes scores on their way into the buffer, in the order in which they arrive (control experiments).
 
-    It works on the learner's side, so its state is checkpointed and the score cache holds clean scores.
+    It works on the learner's side, so its state is checkpointed and the score cache holds clean scores. One that tells
+    positive scores from others has its τ in an attribute ``threshold``; a run is refused whose replay has another.
 
     Attributes:
         name: short, for logs and tables.
