@@ -158,12 +158,10 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
         if hindsight is not None:  # comes last: under another goal a row has the reward of that goal alone
             hindsight.attach(capacity, self._next_observation)
             self.append_transform(hindsight)
-        readers = [
-            *(term for term in terms if isinstance(term, VLMTerm)),
-            *([] if score_reward is None else [score_reward]),
-        ]
-        in_force = [reader.threshold for reader in readers if reader.threshold is not None]
-        self.monitor = SampleMonitor(self._priorities.columns.arrays, threshold=in_force[0] if in_force else 0.5)
+        thresholds = [term.threshold for term in terms if isinstance(term, VLMTerm)]
+        thresholds += [] if score_reward is None else [score_reward.threshold]
+        in_force = next((threshold for threshold in thresholds if threshold is not None), 0.5)
+        self.monitor = SampleMonitor(self._priorities.columns.arrays, threshold=in_force)
 
     # Writing rows
 
