@@ -285,6 +285,50 @@ def test_interrupted_run_reports_what_an_uninterrupted_one_does(run: tuple[Path,
     assert [event.step for event in events.Scalars("replay/size")] == [1024, 2048, 3072, 3328]
 
 
+def steps(count: int, done: bool) -> TensorDict:
+    """Returns a block of one environment, each step worth 1, that ends an episode or not."""
+    ends = torch.arange(count)[None, :, None] == (count - 1 if done else -1)
+    after = {"reward": torch.ones(1, count, 1), "done": ends, "success": ends}
+    return TensorDict({"next": after}, [1, count])
+
+
+@pytest.mark.parametrize(("exact_resume", "length"), [(True, 7), (False, 3)])
+def test_episodes_that_cannot_go_on_in_a_resumed_run_count_for_nothing(exact_resume: bool, length: int) -> None:
+    interrupted, resumed = MonitoringCallback(), MonitoringCallback()
+    interrupted.episodes.update(steps(4, done=False))
+    resumed.load_state_dict(interrupted.state_dict())
+    trainer: Any = SimpleNamespace(loggers=[])
+    module: Any = SimpleNamespace(env_steps=4, exact_resume=exact_resume, scoring=None)
+    resumed.on_fit_start(trainer, module)
+    resumed.on_train_batch_start(trainer, module, None, 0)
+    resumed.episodes.update(steps(3, done=True))
+    assert resumed.episodes.take() == {"episodes": 1, "return": length, "episode_length": length, "success": 1.0}
+
+
+@pytest.mark.parametrize(("restored", "share"), [(50, 0.75), (0, 0.1)])
+def test_scores_are_counted_from_where_the_service_counts_whether_it_was_restored_or_not(
+    restored: int, share: float
+) -> None:
+    counts = {"scored": 50.0, "positives": 20.0}
+    module: Any = SimpleNamespace(
+        env_steps=100, exact_resume=True, replay=ReplayConfig(vlm=VLMConfig(threshold=None)), scoring=SimpleNamespace()
+    )
+    module.scoring.stats = lambda: dict(counts)
+    edges = np.array([0.0, 0.5, 1.0])
+    module.scoring.histogram = lambda: (np.array([counts["scored"] - counts["positives"], counts["positives"]]), edges)
+    module.scoring.scorer = ConstantScorer(0.5)
+    trainer: Any = SimpleNamespace(loggers=[])
+    interrupted, resumed = MonitoringCallback(), MonitoringCallback()
+    interrupted._scoring_metrics(trainer, module, {"episodes": 0})
+    resumed.load_state_dict(interrupted.state_dict())
+    if not restored:
+        counts.update(scored=0.0, positives=0.0)
+    resumed.on_fit_start(trainer, module)
+    resumed.on_train_batch_start(trainer, module, None, 0)
+    counts.update(scored=restored + 40.0, positives=20.0 + 30.0 if restored else 4.0)
+    assert resumed._scoring_metrics(trainer, module, {"episodes": 0})["scoring/share_positive"] == share
+
+
 def test_uniform_replay_has_neither_scoring_metrics_nor_clips(tmp_path: Path) -> None:
     train(tmp_path, replay=ReplayConfig(capacity=2048, batch_size=32, clip_length=None, lam_max=0.0, vlm=None))
     rows = read(tmp_path)

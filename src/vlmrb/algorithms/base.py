@@ -307,6 +307,11 @@ class OffPolicyModule(LightningModule, ABC):
 
     # Persistence
 
+    @property
+    def exact_resume(self) -> bool:
+        """Whether the environments can go on where a checkpoint left them; otherwise new episodes begin."""
+        return self._collector is None or self._collector.env.exact_resume
+
     def init_args(self) -> dict[str, Any]:
         """Returns the constructor's arguments as plain containers, those handed on to its base class included."""
         names: dict[str, None] = {}
@@ -394,7 +399,7 @@ class OffPolicyModule(LightningModule, ABC):
 
     def on_train_start(self) -> None:
         """Restores random states on resume; without a replay side-car the buffer fills up first, instead of a burst."""
-        if self.env_steps and self._collector is not None and not self._collector.env.exact_resume:
+        if self.env_steps and not self.exact_resume:
             self.buffer.end_streams()  # the environments could not go on where they were: new episodes begin
         if self.env_steps and not len(self.buffer):
             self.resumed_without_replay = True

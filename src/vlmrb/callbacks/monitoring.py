@@ -58,6 +58,10 @@ class EpisodeStatistics:
         self._count += len(env)
         self._running[:, env[last]] -= ends[:, last]
 
+    def end_streams(self) -> None:
+        """All running episodes end here and count for nothing; what comes next are new ones."""
+        self._running[:] = 0.0
+
     def take(self) -> dict[str, float]:
         """Returns number and means of the episodes finished since the last call; no means when there are none."""
         count, (returns, length, success) = self._count, self._sums.tolist()
@@ -144,10 +148,18 @@ class MonitoringCallback(Callback):
             start_loggers(trainer.loggers, 0)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Makes the loggers forget what lies beyond the checkpoint, once nothing can refuse the resume any more."""
+        """Makes the loggers forget what lies beyond the checkpoint, once nothing can refuse the resume any more.
+
+        What began anew with the resume is followed from there on: episodes of environments that could not go on where
+        they were, and the counts of a scoring service that was not restored, for lack of a side-car.
+        """
         if self._resumed:
             self._resumed = False
             start_loggers(trainer.loggers, pl_module.env_steps)
+            if not pl_module.exact_resume:
+                self.episodes.end_streams()
+            if pl_module.scoring is not None and pl_module.scoring.stats()["scored"] < self._scored:
+                self._scored, self._positives, self._histogram = 0, 0, None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the clocks."""
