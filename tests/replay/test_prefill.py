@@ -72,6 +72,7 @@ def test_rows_that_were_there_before_the_run_are_older_than_all_others(tmp_path:
     for _ in prefill_with_episodes(buffer, sorted(tmp_path.glob("*.npz"))):
         pass
     assert (buffer.columns["env_step"][:rows] == 0).all()
+    assert (buffer.clips.table()["born"] == 0).all()
     priorities = buffer._sampler.priorities(rows)
     assert priorities == pytest.approx(np.full(rows, priorities[0]))
     assert all(term.needs_refresh(1) == isinstance(term, RankTerm) for term in buffer.terms)

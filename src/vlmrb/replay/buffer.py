@@ -301,9 +301,11 @@ class VLMReplayBuffer(TensorDictPrioritizedReplayBuffer):
             self._sampler.beta = self._beta(env_steps)
 
     def restart_clock(self) -> None:
-        """Counts env steps from 0 again; the rows there are, such as those of another run, count as born then."""
+        """Counts env steps from 0 again; the rows and clips there are, such as another run's, count as born then."""
         self.set_env_steps(0)
         self._priorities.restart_clock(len(self))
+        if self.clips is not None:
+            self.clips.restart_clock()
 
     # Late information: one checked method
 

@@ -189,13 +189,17 @@ class ClipStore:
         return completed
 
     def hand_out_again(self) -> None:
-        """Forgets all scores, and hands out every complete clip as if it had been completed at env step 0."""
+        """Forgets all scores, and hands out every complete clip as if it had just been completed."""
         entries = np.array(list(self._entry_of.values()), np.int64)
         entries = entries[self._is_complete(entries)]
         self._fields["score"][entries] = np.nan
         self._fields["guessed"][entries] = False
-        self._fields["born"][entries] = 0
         self._completed = sorted(self._ids[entries].tolist())
+
+    def restart_clock(self) -> None:
+        """Makes all complete clips as old as env step 0, which it is from now on."""
+        born = self._fields["born"]
+        np.minimum(born, 0, out=born)
 
     def contains(self, clip_id: int) -> bool:
         """Whether any row of the clip lives, so that a score for it would still matter."""
