@@ -24,7 +24,7 @@ from vlmrb.callbacks.scoring import ScoringCallback
 from vlmrb.envs import EnvConfig
 from vlmrb.loggers import AppendingCSVLogger
 from vlmrb.replay.config import AgeConfig, ImportanceConfig, ReplayConfig, TDConfig, VLMConfig
-from vlmrb.replay.schemes import AERConfig, EROConfig, RulesConfig
+from vlmrb.replay.schemes import AERConfig, EROConfig, HERConfig, RankConfig, ReLoConfig, RulesConfig, ScoreRewardConfig
 from vlmrb.scoring.controls import Shuffled
 from vlmrb.scoring.milestones import MilestonesScorer
 from vlmrb.scoring.sprites import SpritesScorer
@@ -51,7 +51,11 @@ SCHEMES = {
     ),
     "ero": ReplayConfig(vlm=None, lam_max=1.0, ero=EROConfig(0.1, min_episodes=2, batch_size=64)),
     "vlm_td_age": ReplayConfig(vlm=VLMConfig(threshold=None), td=TDConfig(), age=AgeConfig(200.0)),
+    "rank": ReplayConfig(vlm=None, rank=RankConfig(refresh_fraction=0.2), lam_max=1.0),
+    "relo": ReplayConfig(vlm=None, relo=ReLoConfig(), lam_max=1.0, stratified=True),
+    "score_reward": ReplayConfig(vlm=None, lam_max=0.0, score_reward=ScoreRewardConfig(0.1, "shaped", 0.5)),
 }
+HER = ReplayConfig(vlm=None, lam_max=0.0, her=HERConfig())
 
 
 DISCRETE = {"target_update_interval": 7, "epsilon_end": 0.3, "epsilon_fraction": 0.1}
@@ -119,8 +123,10 @@ def train(
 ) -> Run:
     torch.manual_seed(3)
     np.random.seed(3)
+    chosen = HER if scheme == "her" else SCHEMES[scheme]
+    n_steps = 3 if chosen.her is None else 1
     replay = ReplayConfig(
-        **{**vars(SCHEMES[scheme]), "capacity": CAPACITY, "batch_size": 16, "clip_length": 8, "n_steps": 3}
+        **{**vars(chosen), "capacity": CAPACITY, "batch_size": 16, "clip_length": 8, "n_steps": n_steps}
     )
     module_class, usual_env, settings = ALGORITHMS[algorithm]
     module = module_class(
@@ -223,6 +229,15 @@ def test_every_algorithm_resumes_exactly_under_every_scheme(tmp_path: Path, algo
     agent = OffPolicyModule.from_checkpoint(tmp_path / "parts" / "checkpoints" / "last.ckpt")
     observation = next(iter(resumed.module.buffer.sample()["observation"].split(4)))
     assert torch.equal(agent.act(observation), resumed.module.act(observation))
+
+
+def test_hindsight_resumes_exactly(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"algorithm": "sac", "total": 2 * SEGMENT, "scorer": None}
+    whole = train(tmp_path / "whole", "her", **settings)
+    train(tmp_path / "parts", "her", stop_at=SEGMENT, **settings)
+    resumed = train(tmp_path / "parts", "her", resume=True, **settings)
+    assert differences(whole.state(), resumed.state()) == []
+    assert whole.module.buffer.gauges() == resumed.module.buffer.gauges() != {}
 
 
 @pytest.mark.parametrize("cache", ["memory", None])
