@@ -54,9 +54,7 @@ class GridStates:
             )
         self._cells = observation
         self._rows = np.arange(len(observation))
-        self.farthest = max(
-            sum(observation.shape[1:3]) - 6, 2
-        )  # steps between opposite corners inside the border walls
+        self.farthest = max(sum(observation.shape[1:3]) - 6, 2)  # steps from corner to corner inside the border walls
 
     def _find(self, kind: int) -> Things:
         kinds = self._cells[..., 0].reshape(len(self._cells), -1)
