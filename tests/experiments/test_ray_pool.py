@@ -13,6 +13,7 @@ from finished_cells import make_cell
 from signalled import left_running, run_until
 from test_run import LONG, OFTEN, UNIFORM, unreadable_episodes, write_study
 
+from vlmrb.experiments.cells import Cell
 from vlmrb.experiments.ray_pool import RayPool, import_ray, require_answer, run_cell
 
 ONE = {"num_cpus": 1.0, "num_gpus": 0.0}
@@ -137,6 +138,29 @@ def test_sigterm_ends_runs_on_ray_saved_and_another_sweep_goes_on(tmp_path: Path
     assert f"bad seed 0: FAILED (exit code 1): vlmrb fit: error: --prefill {tmp_path}/nowhere" in printed
     assert "resuming" in (good[1] / "log.txt").read_text()
     assert all(json.loads((folder / "summary.json").read_text())["finished"] for folder in good)
+
+
+def fail_once_saved(cell: Cell, cluster: str) -> None:
+    """Starts a run on Ray and meets an error when it has a checkpoint, which is emptied."""
+    checkpoint = cell.folder / "checkpoints/last.ckpt"
+    with RayPool(cluster, 1, ONE) as pool:
+        pool.launch(cell)
+        while not checkpoint.exists():
+            assert pool.ended(timeout_s=0.1) == []
+        os.truncate(checkpoint, 0)
+        raise OSError("the disk is full")
+
+
+@pytest.mark.slow
+def test_error_of_the_sweep_ends_runs_on_ray_saved(tmp_path: Path, cluster: str) -> None:
+    cell = make_cell(tmp_path / "sweep", overrides=OFTEN[0].split())
+    (tmp_path / "base.yaml").write_text(LONG)
+    (tmp_path / "uniform.yaml").write_text(UNIFORM.read_text())
+    with pytest.raises(OSError, match="disk is full"):
+        fail_once_saved(cell, cluster)
+    assert cell.exit_code == 143
+    assert (cell.folder / "checkpoints/last.ckpt").stat().st_size > 0  # written anew as it left
+    assert left_running(str(tmp_path)) == []
 
 
 @pytest.mark.slow

@@ -224,13 +224,15 @@ CHANGES: dict[str, dict[str, dict[str, Any]]] = {
 def test_levels_of_a_factor_are_told_apart_by_their_settings(tmp_path: Path, factor: Any) -> None:
     for number, (_, changes) in enumerate(CHANGES[factor.key].items()):
         leave_arm(tmp_path / "door", f"arm_{number}", [[0.0, number / 10], [0.0, number / 10]], "vlm", changes=changes)
-    leave_arm(tmp_path / "door", "uniform", [[0.0, 0.9]])  # no level of anything
+    leave_arm(tmp_path / "door", "uniform", [[0.0, 0.9]])  # beside all levels
     other = {"replay.batch_size": 7, "replay.vlm.threshold": 0.9}
     leave_arm(tmp_path / "door", "elsewhere", [[0.0, 0.9]], "vlm", changes=other)  # more than one thing is different
     table = factor_table(factor, tasks_in(tmp_path))
     found = {row.cells["level"]: row.cells for row in table.rows if isinstance(row.cells.get("best_door"), Number)}
+    assert value(found.pop("uniform"), "best_door") == 0.9
     assert list(found) == list(CHANGES[factor.key])
     assert [value(cells, "best_door") for cells in found.values()] == [number / 10 for number in range(len(found))]
+    assert [value(cells, "area_door") for cells in found.values()] == [number / 20 for number in range(len(found))]
     assert [column.key for column in table.columns if column.key.startswith("best_")] == ["best_door"]
 
 

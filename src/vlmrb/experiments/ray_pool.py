@@ -19,6 +19,7 @@ LOCAL = "local"
 RETRIES = 3  # of a run whose worker or node dies; it goes on from its last checkpoint
 OBJECT_STORE_BYTES = 100 * 2**20  # of a local cluster: runs hand over next to nothing
 SLICE_S = 0.5  # between two looks at signals
+LEAVE_S = 120.0  # for runs to save after an error here
 NAMES = {"num_cpus": "CPU", "num_gpus": "GPU"}  # what clusters call them
 
 # In a process of its own, as ray.init retries for minutes and may even abort its process.
@@ -75,9 +76,13 @@ class RayPool(Interruptible):
         return super().__enter__()
 
     def __exit__(self, *error: object) -> None:
-        self._stop()
-        self._ray.shutdown()
-        super().__exit__(*error)
+        try:
+            self._stop()
+            if error[1] is None or isinstance(error[1], Exception):
+                self._let_save()
+        finally:
+            self._ray.shutdown()
+            super().__exit__(*error)
 
     @property
     def jobs(self) -> int:
@@ -125,6 +130,13 @@ class RayPool(Interruptible):
             self._stopped = True
             for task in self._cells:
                 self._ray.cancel(task)
+
+    def _let_save(self) -> None:
+        """Waits for what was told to stop; a second Ctrl-C, or too long a time, ends it unsaved."""
+        deadline = time.monotonic() + LEAVE_S
+        left = list(self._cells)
+        while left and time.monotonic() < deadline:
+            _, left = self._ray.wait(left, num_returns=len(left), timeout=SLICE_S)
 
     def _room(self) -> int:
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]

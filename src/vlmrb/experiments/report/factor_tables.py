@@ -17,6 +17,7 @@ from vlmrb.experiments.report.tasks import Arm, Task, pooled
 Level = str
 """One value of what is changed, as it is written in paper.yaml."""
 
+_AREA = ("area", "over training", "share")
 _BEST = ("best", "best success", "share")
 _TO_UNIFORM = ("to_uniform", "steps to uniform's best", "steps")
 _TO_PER = ("to_per", "steps to PER's best", "steps")
@@ -79,7 +80,7 @@ FACTORS = (
         "τ",
         _threshold,
         ("replay.vlm.threshold", "replay.vlm.exponent"),
-        (_BEST, _TO_08),
+        (_AREA, _BEST, _TO_08),
         {"raw": "raw score"},
     ),
     Factor(
@@ -89,7 +90,7 @@ FACTORS = (
         "λ_max",
         _lambda,
         ("replay.lam_max", "replay.warmup_fraction"),
-        (_BEST, _TO_UNIFORM),
+        (_AREA, _BEST, _TO_UNIFORM),
         {"pure": "pure priority"},
     ),
     Factor(
@@ -100,7 +101,7 @@ FACTORS = (
         "κ",
         _corruption,
         ("scoring.control",),
-        (_BEST, _TO_UNIFORM),
+        (_AREA, _BEST, _TO_UNIFORM),
         {},
     ),
     Factor(
@@ -114,7 +115,7 @@ FACTORS = (
             for name in ("scorer", "backend", "batch_clips", "threads", "policy", "max", "duty", "low", "seed")
         )
         + ("replay.vlm.threshold", "replay.vlm.exponent"),
-        (_BEST, _TO_UNIFORM),
+        (_AREA, _BEST, _TO_UNIFORM),
         {},
     ),
     Factor(
@@ -124,7 +125,7 @@ FACTORS = (
         "tiles",
         lambda arm: str(get(arm.settings, "env.visuals")),
         ("env.visuals",),
-        (_BEST, _TO_UNIFORM),
+        (_AREA, _BEST, _TO_UNIFORM),
         {tiles: tiles for tiles in ("standard", "misleading", "abstract")},
     ),
     Factor(
@@ -134,7 +135,7 @@ FACTORS = (
         "L",
         lambda arm: str(get(arm.settings, "replay.clip_length")),
         ("replay.clip_length",),
-        (_BEST, _TO_UNIFORM),
+        (_AREA, _BEST, _TO_UNIFORM),
         {},
     ),
 )
@@ -190,6 +191,8 @@ def _groups(factor: Factor, tasks: Sequence[Task]) -> Iterator[_Group]:
             if len(levels) > 1:
                 members = {level: pooled(arms) for level, arms in levels.items()}
                 first = next(iter(members.values()))
+                if (uniform := task.arm("uniform")) is not None:
+                    members["uniform"] = uniform
                 remark = first.kind if factor.key == "models" else first.scorer.name
                 yield _Group(task, members, remark)
 
@@ -259,7 +262,9 @@ def _measured(arm: Arm, task: Task, columns: Sequence[str]) -> dict[str, Cell]:
     values, reached = {}, {}
     never: dict[str, Cell] = {}
     for column in columns:
-        if column == "best":
+        if column == "area":
+            values[column] = arm.area()
+        elif column == "best":
             values[column] = arm.best()
         elif column == "to_0.8":
             values[column], reached[column] = arm.steps_to(0.8)
