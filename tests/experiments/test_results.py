@@ -171,4 +171,4 @@ def test_every_column_is_documented() -> None:
 
 
 def test_table_of_the_published_sweep_has_these_columns() -> None:
-    assert tuple(read(DOCS / "results" / "doorkey_6x6" / "table.csv")[0]) == TABLE_FIELDS
+    assert tuple(read(DOCS / "results" / "schemes" / "doorkey_6x6_dqn" / "table.csv")[0]) == TABLE_FIELDS
